@@ -7,13 +7,16 @@ SHELL = bash
 pip_install = $(run)pip install --progress-bar off --constraint constraints.txt
 dots = | awk '/^(Collecting|  Downloading|Installing|Building)/ { printf "."; fflush() } END { print "" }'
 
+# the tests of the math, of kills and of signals; `-m thorough` adds the cases that `make test` leaves out
+proofs = tests/grpo/test_trl_parity.py tests/grpo/test_mutants.py tests/train/run/test_resume.py tests/train/run/test_signals.py
+
 .PHONY: train test test-fast check proof proof-scripts bench format clean
 
 train: .venv/ready     ; $(run)assay train
 test: .venv/ready      ; $(run)python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 test-fast: .venv/ready ; $(run)python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not slow'
 check: .venv/ready     ; $(run)ruff check . && $(run)ruff format --check . && $(run)mypy
-proof: .venv/ready     ; $(run)python -m pytest tests/test_grpo_trl_parity.py tests/test_grpo_mutants.py tests/test_resume.py tests/test_signals.py && $(run)python -m proof --healthy
+proof: .venv/ready     ; $(run)python -m pytest -m thorough && $(run)python -m pytest $(proofs) && $(run)python -m proof --healthy
 proof-scripts: .venv/ready ; $(run)python -m proof.of_scripts --watch --misses
 bench: .venv/ready     ; $(run)python -m benchmarks.default
 format: .venv/ready    ; $(run)ruff check --fix . && $(run)ruff format .

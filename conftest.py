@@ -1,6 +1,5 @@
-"""Before anything is imported, tests get a home and caches of their own; what cannot be imported is not collected."""
+"""Before anything is imported, tests get a home and caches of their own."""
 
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -46,9 +45,6 @@ for variable in OVERRULING:
 # As `assay train` does for bfloat16 on a CPU, before the first matrix product: virtual machines announce AMX and then
 # refuse it, and the process dies with SIGILL (assay/train/run/machine.py).
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-
-# kernels need Triton, which has no wheels for some platforms
-collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["assay/llama/kernels/*.py", "assay/llama/cuda*.py"]
 
 
 def pytest_unconfigure():

@@ -1,6 +1,6 @@
 """All the math of GRPO: rewards -> advantages, log-probs + advantages -> loss. Pure functions of tensors.
 
-Shape legend: P prompts, G rollouts a group, K reward components or tokens of a support, S process steps, B rows,
+Shape legend: P prompts, G rollouts per group, K reward components or tokens of a support, S process steps, B rows,
 T completion tokens, V vocabulary. Policies: `new` is being trained, `old` sampled, `ref` is frozen, `sampler` is old
 as the engine reported it. `mask_BT` is a bool tensor, True on tokens in the loss; what stands under False never
 matters, NaN included. Every loss is a sum over tokens whose weights come from counts over the *whole* optimizer update,

@@ -89,7 +89,7 @@ def _with_plain_logprobs(batch: Batch, model: nn.Module) -> Batch:
 
 
 def _refuse_unknown_ids(row: int, ids: Sequence[int], model: nn.Module) -> None:
-    """Before the model is asked: on a GPU an unknown id ends the process. A model may not tell how many it knows."""
+    """Before the forward pass: on a GPU an unknown id ends the process. Not every model says how many it knows."""
     embeddings = getattr(model, "get_input_embeddings", lambda: None)()
     known = getattr(embeddings, "num_embeddings", None)
     if min(ids) < 0 or (isinstance(known, int) and max(ids) >= known):

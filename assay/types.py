@@ -1,6 +1,6 @@
 """The nouns of one training step, in the order in which they flow.
 
-    Prompt --> Rollout[G] --> Group --> Sample[P*G] --> Batch --> Update --> StepRecord
+    Prompt --> Rollout[G] --> Group --> Sample[P*G] --> FrozenBatch --> Update --> StepRecord
 
 A Prompt is made of a Problem, which is what a task poses: text or a conversation, not yet tokens.
 
@@ -251,7 +251,7 @@ class FrozenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class FrozenBatch:
     """All minibatches of one rollout batch. They are cut once, so that old and new log-probs share their bits."""
 
     minibatches: tuple[Minibatch, ...]

@@ -8,10 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-# terminal-safe text lives in machine/terminal.py; several rooms still import it from here
-from assay.machine.terminal import escaped as escaped
-from assay.machine.terminal import json_without_commands as json_without_commands
-from assay.machine.terminal import shown as shown
 from assay.machine.terminal import without_commands as without_commands
 
 
@@ -135,6 +131,13 @@ def finding(
     examples: tuple[str, ...] = (),
 ) -> Verdict:
     return Verdict(State.FINDING, message, facts, confidence, severity, fix, places, why, edit, examples=examples)
+
+
+def likely(
+    message: str, *, places: tuple[Place, ...], why: tuple[str, ...] = (), fix: str = "", edit: Edit | None = None
+) -> Verdict:
+    """A finding in the text of a script: a pattern that has one usual cause, since no text proves what a run does."""
+    return finding(message, confidence=Confidence.LIKELY, places=places, why=why, fix=fix, edit=edit)
 
 
 def healthy(message: str, *facts: Fact, places: tuple[Place, ...] = ()) -> Verdict:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import UnionType
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from assay.config import ConfigError
 from assay.machine import durable
@@ -63,6 +66,31 @@ def alternating(names: Sequence[str], repeats: int) -> list[str]:
     ['assay', 'trl', 'trl', 'assay']
     """
     return [name for repeat in range(repeats) for name in (names if repeat % 2 == 0 else names[::-1])]
+
+
+def from_json(kind: Any, values: Any) -> Any:
+    """What `asdict` and JSON made of a dataclass, as that dataclass again.
+
+    >>> from_json(tuple[int, ...], [1, 2]), from_json(int | None, None)
+    ((1, 2), None)
+    """
+    if is_dataclass(kind):
+        make: Any = kind
+        types = get_type_hints(kind)
+        return make(**{name: from_json(types[name], value) for name, value in values.items()})
+    if get_origin(kind) is tuple:
+        return tuple(from_json(get_args(kind)[0], value) for value in values)
+    if get_origin(kind) is UnionType:
+        return None if values is None else from_json(get_args(kind)[0], values)
+    return values
+
+
+def read_json(kind: Any, path: Path) -> Any:
+    return from_json(kind, json.loads(path.read_text(encoding="utf-8")))
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def check_directories(*paths: Path | None) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CONTENDERS = ("assay", "trl")
-EQUAL, OURS, PEER, UNKNOWN = "equal within noise", "ours better", "TRL better", "one seed tells nothing"
+EQUAL, OURS, PEER, UNKNOWN = "equal within noise", "ours better", "TRL better", "one seed shows nothing"
 NOISE = 2.0  # standard errors that a mean difference must reach to be called one
 
 
@@ -20,10 +20,6 @@ class Curve:
 
     rows: tuple[Mapping[str, Any], ...]
     prompts_sha256: str  # of the token ids of the training prompts, in order
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Curve:
-        return cls(tuple(values["rows"]), values["prompts_sha256"])
 
     def steps(self) -> list[int]:
         return [row["step"] for row in self.rows]
@@ -76,8 +72,8 @@ def mean_of_curve(curve: Curve) -> float:
     """The height of the curve on average, by trapezoids: who learns the same sooner stands higher."""
     steps, scores = curve.steps(), curve.scores("pass_at_1")
     areas = [
-        (right - left) * (one + other) / 2
-        for left, right, one, other in zip(steps, steps[1:], scores, scores[1:], strict=False)
+        (right - left) * (before + after) / 2
+        for left, right, before, after in zip(steps, steps[1:], scores, scores[1:], strict=False)
     ]
     return sum(areas) / (steps[-1] - steps[0])
 

@@ -6,9 +6,7 @@ and every second repeat starts with the other one. Nothing here imports torch.
 
 from __future__ import annotations
 
-import datetime
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,9 +18,9 @@ from rich.text import Text
 
 from assay.config import Config, to_mapping
 from assay.record import describe_environment
-from benchmarks.command import Parser, alternating, check_directories, exit_with, write_json
+from benchmarks.command import Parser, alternating, check_directories, exit_with, now, read_json, write_json
 from benchmarks.measured import STAGES_AND_REST, Measured, Summary, differences, step_ratios, summarise
-from benchmarks.process import OnStep, chatter, cpu_model, last_words, missing_peer, progress, run_worker
+from benchmarks.process import OnStep, chatter, cpu_model, missing_peer, run_in_turn, run_worker
 
 WARMUP = 3  # steps of each run that are trained and not timed
 THREADS = 1  # what a run of the embedded model takes
@@ -45,22 +43,18 @@ def measure_default(steps: int, repeats: int, json_path: Path | None) -> int:
     contenders = ["assay"] if missing else ["assay", "trl"]
     order = alternating(contenders, repeats)
     load_before = os.getloadavg()
-    runs = []
-    with tempfile.TemporaryDirectory(prefix="assay-bench-") as place, progress(errors, order, WARMUP + steps) as begin:
-        for number, name in enumerate(order):
-            directory = Path(place) / f"{number}-{name}"
-            directory.mkdir()
-            runs.append(_run(name, steps, directory, begin(number)))
-            if runs[-1] is None:
-                last_words(errors, name, directory)
-                return 1
-    measured = {name: [run for run in runs if run is not None and run.contender == name] for name in contenders}
+    runs = run_in_turn(
+        errors, order, WARMUP + steps, lambda number, place, on_step: _run(order[number], steps, place, on_step)
+    )
+    if runs is None:
+        return 1
+    measured = {name: [run for run in runs if run.contender == name] for name in contenders}
     summaries = {name: summarise(own) for name, own in measured.items()}
     unequal = differences(measured["assay"], measured["trl"]) if "trl" in measured else []
     config = replace(Config(), run=replace(Config().run, threads=THREADS))
     environment = describe_environment(THREADS)
     document = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "command": f"{PARSER.prog} --steps {steps} --repeats {repeats}",
         "cpu": cpu_model(),
         "environment": environment,
@@ -73,7 +67,7 @@ def measure_default(steps: int, repeats: int, json_path: Path | None) -> int:
         "contenders": {name: asdict(summary) for name, summary in summaries.items()},
         "step_ratios": step_ratios(measured["assay"], measured["trl"]) if "trl" in measured else [],
         "unequal_work": unequal,
-        "runs": [asdict(run) for run in runs if run is not None],
+        "runs": [asdict(run) for run in runs],
     }
     _print(console, document, summaries, missing)
     write_json(json_path, document)
@@ -85,7 +79,7 @@ def _run(name: str, steps: int, directory: Path, on_step: OnStep) -> Measured | 
     arguments = ["benchmarks.worker", name, str(WARMUP), str(steps), str(directory)]
     ended_well = run_worker(arguments, directory, THREADS, on_step)
     result = directory / "measured.json"
-    return Measured.from_json(result.read_text(encoding="utf-8")) if ended_well and result.exists() else None
+    return read_json(Measured, result) if ended_well and result.exists() else None
 
 
 def _print(console: Console, document: dict[str, Any], summaries: dict[str, Summary], missing: str) -> None:
@@ -93,7 +87,7 @@ def _print(console: Console, document: dict[str, Any], summaries: dict[str, Summ
     titles = {"assay": "assay", "trl": f"TRL {packages['trl']}"}
     ours, peer = summaries["assay"], summaries.get("trl")
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("seconds a step, median")
+    table.add_column("seconds per step, median")
     for name in summaries:
         table.add_column(titles[name], justify="right")
     if peer is not None:
@@ -101,26 +95,27 @@ def _print(console: Console, document: dict[str, Any], summaries: dict[str, Summ
 
     def add(label: str, value: Callable[[Summary], float], form: str) -> None:
         ratio = [] if peer is None else [f"{value(peer) / value(ours):.2f}"]
-        table.add_row(label, *(form.format(value(one)) for one in summaries.values()), *ratio)
+        table.add_row(label, *(form.format(value(summary)) for summary in summaries.values()), *ratio)
 
     for stage in STAGES_AND_REST:
-        add(f"  {stage}", lambda one, stage=stage: one.stage_seconds[stage], "{:.4f}")  # type: ignore[misc]
-    add("whole step", lambda one: one.step_seconds, "{:.4f}")
-    add("whole step, CPU", lambda one: one.step_cpu_seconds, "{:.4f}")
-    add("whole step, mean", lambda one: one.step_seconds_mean, "{:.4f}")
+        add(f"  {stage}", lambda summary, stage=stage: summary.stage_seconds[stage], "{:.4f}")  # type: ignore[misc]
+    add("whole step", lambda summary: summary.step_seconds, "{:.4f}")
+    add("whole step, CPU", lambda summary: summary.step_cpu_seconds, "{:.4f}")
+    add("whole step, mean", lambda summary: summary.step_seconds_mean, "{:.4f}")
     table.add_row()
-    add("rollout tokens/s", lambda one: one.rollout_tokens_per_second, "{:,.0f}")
-    add("update tokens/s", lambda one: one.update_tokens_per_second, "{:,.0f}")
-    add("peak memory, MB", lambda one: one.peak_memory_bytes / 1e6, "{:,.0f}")
+    add("rollout tokens/s", lambda summary: summary.rollout_tokens_per_second, "{:,.0f}")
+    add("update tokens/s", lambda summary: summary.update_tokens_per_second, "{:,.0f}")
+    add("peak memory, MB", lambda summary: summary.peak_memory_bytes / 1e6, "{:,.0f}")
     table.add_row()
-    add("rollouts a step", lambda one: one.rollouts, "{:g}")
-    add("updates a step", lambda one: one.updates, "{:g}")
-    add("tokens a completion", lambda one: one.completion_length, "{:.2f}")
+    add("rollouts per step", lambda summary: summary.rollouts, "{:g}")
+    add("updates per step", lambda summary: summary.updates, "{:g}")
+    add("tokens per completion", lambda summary: summary.completion_length, "{:.2f}")
     for label, first, last in (
         ("reward, first and last 3 steps", "reward_first", "reward_last"),
         ("held-out, before and after", "heldout_before", "heldout_after"),
     ):
-        table.add_row(label, *(f"{getattr(one, first):.3f} -> {getattr(one, last):.3f}" for one in summaries.values()))
+        ends = [(getattr(summary, first), getattr(summary, last)) for summary in summaries.values()]
+        table.add_row(label, *(f"{before:.3f} -> {after:.3f}" for before, after in ends))
 
     console.print(table)
     threads = document["environment"]["threads"]

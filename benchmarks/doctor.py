@@ -7,10 +7,8 @@ were spent on examinations and checks, as a share of the rest of the same run; t
 
 from __future__ import annotations
 
-import datetime
 import os
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +18,8 @@ from rich.text import Text
 
 from assay import config as configuration
 from assay.record import RunError, read_events
-from benchmarks.command import Parser, alternating, check_directories, exit_with, write_json
-from benchmarks.process import chatter, cpu_model, last_words, progress, run_worker
+from benchmarks.command import Parser, alternating, check_directories, exit_with, now, write_json
+from benchmarks.process import chatter, cpu_model, run_in_turn, run_worker
 
 TARGET = 0.02  # of the run
 MODES = ("off", "warn")
@@ -69,20 +67,12 @@ def doctor_overhead(config: Path | None, steps: int | None, repeats: int, json_p
     steps = steps or configuration.load(config).run.steps
     order = alternating(MODES, repeats)
     load_before = os.getloadavg()[0]
-    runs = []
-    with tempfile.TemporaryDirectory(prefix="assay-bench-") as place, progress(errors, order, steps) as begin:
-        for number, mode in enumerate(order):
-            directory = Path(place) / f"{number}-{mode}"
-            directory.mkdir()
-            begin(number)
-            timed = _run(mode, config, steps, directory)
-            if timed is None:
-                last_words(errors, mode, directory)
-                return 1
-            runs.append(timed)
+    runs = run_in_turn(errors, order, steps, lambda number, place, _: _run(order[number], config, steps, place))
+    if runs is None:
+        return 1
     by_clock, by_account = overhead(runs)
     document = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "cpu": cpu_model(),
         "load_average": {"before": load_before, "after": os.getloadavg()[0]},
         "config": None if config is None else config.name,

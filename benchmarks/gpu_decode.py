@@ -25,8 +25,8 @@ from torch import Tensor
 from assay.config.sections import RolloutConfig
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama.cuda import CudaDecoder
-from assay.llama.decoder import Start
-from assay.llama.family import Family, joined_family
+from assay.llama.decoder import Decoding, Start
+from assay.llama.family import Family, join_family
 from assay.llama.kernels import decode_state as fields
 from assay.policy.causal import CausalPolicy
 from assay.types import Prompt, StopReason
@@ -102,14 +102,8 @@ def open_for(
     temperature: float = 1.0,
 ) -> None:
     """Every rollout in a slot of its own."""
-    decoder.open(
-        slots=len(prompts) * group,
-        prompt_rows=len(prompts),
-        prompt_width=max(map(len, prompts)) - 1,
-        settings=RolloutConfig(max_tokens=limit),
-        temperature=temperature,
-        uniforms_RT=uniforms_RT,
-    )
+    settings, width = RolloutConfig(max_tokens=limit), max(map(len, prompts)) - 1
+    decoder.open(Decoding(len(prompts) * group, len(prompts), width, settings, temperature, uniforms_RT))
     decoder.prefill([(number, prompt[:-1]) for number, prompt in enumerate(prompts)])
     decoder.start(
         [
@@ -152,9 +146,9 @@ def check() -> None:
             for name, weight in model.named_parameters():
                 if "norm" in name or "bias" in name or "lora_B" in name:
                     weight.add_(torch.randn_like(weight) * 0.1)
-        family = joined_family(model)
+        family = join_family(model)
         decoder = CudaDecoder(family)
-        told = []
+        results = []
         for name, (lengths, group, limit) in CASES.items():
             prompts = random_prompts(lengths, SMALL["vocab_size"])
             tokens_RT, logprobs_RT = decoded(decoder, prompts, group, limit, temperature=0.8)
@@ -163,12 +157,13 @@ def check() -> None:
             again = decoded(decoder, prompts, group, limit, temperature=0.8)
             is_same = torch.equal(tokens_RT, again[0]) and torch.equal(logprobs_RT, again[1])
             is_right = dtype == torch.bfloat16 or bool(off_RT.max() <= TOLERANCE)
-            told.append(f"{name} {off_RT.max():.1e}{mean}{'' if is_same else ' DIFFERS'}{'' if is_right else ' WRONG'}")
+            faults = f"{'' if is_same else ' DIFFERS'}{'' if is_right else ' WRONG'}"
+            results.append(f"{name} {off_RT.max():.1e}{mean}{faults}")
         prompts = random_prompts([9, 30], SMALL["vocab_size"])
         tokens_RT, logprobs_RT = decoded(decoder, prompts, 2, 8, is_greedy=True)
-        told.append(f"greedy {differences(model, prompts, 2, tokens_RT, logprobs_RT, 1.0).max():.1e}")
-        told += [f"ends within {limit} {checked_ends(model, family, limit):.1e}" for limit in (5, 40)]
-        print(f"{kind} {sort}: {', '.join(told)}", flush=True)
+        results.append(f"greedy {differences(model, prompts, 2, tokens_RT, logprobs_RT, 1.0).max():.1e}")
+        results += [f"ends within {limit} {checked_ends(model, family, limit):.1e}" for limit in (5, 40)]
+        print(f"{kind} {sort}: {', '.join(results)}", flush=True)
 
 
 class Numbers:
@@ -201,8 +196,8 @@ def checked_ends(model: Any, family: Family, limit: int) -> float:
             assert [place for place, token in enumerate(rollout.tokens) if token in ends] in ([], [last]), rollout
             assert (rollout.stop == StopReason.EOS) == (rollout.tokens[-1] in ends), rollout
             assert last == limit - 1 or rollout.stop == StopReason.EOS, rollout
-            told_1T = torch.tensor([rollout.sampler_logprobs])
-            off_1T = differences(model, [prompt], 1, torch.tensor([rollout.tokens]), told_1T, 0.8)
+            sampler_1T = torch.tensor([rollout.sampler_logprobs])
+            off_1T = differences(model, [prompt], 1, torch.tensor([rollout.tokens]), sampler_1T, 0.8)
             off = max(off, off_1T.max().item())
     lengths = {len(rollout.tokens) for group in groups for rollout in group if rollout.stop == StopReason.EOS}
     assert len(lengths) >= 5, lengths  # with a limit of 5, all there are
@@ -218,14 +213,8 @@ def add_adapters(model: Any, rank: int) -> None:
 
 def started(decoder: CudaDecoder, rows: int) -> None:
     """A run that is under way: every slot in the middle of its completion."""
-    decoder.open(
-        slots=rows,
-        prompt_rows=max(rows // GROUP, 1),
-        prompt_width=PROMPT - 1,
-        settings=RolloutConfig(max_tokens=NEW),
-        temperature=1.0,
-        uniforms_RT=torch.rand(rows, NEW, device="cuda"),
-    )
+    uniforms_RT = torch.rand(rows, NEW, device="cuda")
+    decoder.open(Decoding(rows, max(rows // GROUP, 1), PROMPT - 1, RolloutConfig(max_tokens=NEW), 1.0, uniforms_RT))
     for cache in decoder.run.caches:
         cache.normal_()
     decoder.start([Start(slot, slot, slot // GROUP, PROMPT, 5) for slot in range(rows)])
@@ -236,7 +225,7 @@ def measure(name: str, rows: Sequence[int]) -> dict[str, Any]:
     shape = dict(SHAPES[name])
     torch.manual_seed(0)
     model = model_of(shape.pop("kind"), torch.bfloat16, **shape, tie_word_embeddings=True)
-    family = joined_family(model)
+    family = join_family(model)
     results: dict[str, Any] = {}
     decoder = CudaDecoder(family)
     for count in rows:
@@ -249,18 +238,18 @@ def measure(name: str, rows: Sequence[int]) -> dict[str, Any]:
             torch.cuda.synchronize()
             walls.append(time.perf_counter() - begun)
         step, wall = step_time(decoder, count), min(walls[1:])
-        results[str(count)] = told = {
+        results[str(count)] = numbers = {
             "tokens_a_second": count * NEW / wall,
             "first_seconds": walls[0],
             "step_microseconds": step * 1e6,
             "prompts_milliseconds": prompt_time(decoder, prompts) * 1e3,
             "memory_gb": torch.cuda.max_memory_allocated() / 1e9,
         }
-        print(f"{name} B={count:4}: " + ", ".join(f"{key} {value:,.1f}" for key, value in told.items()), flush=True)
+        print(f"{name} B={count:4}: " + ", ".join(f"{key} {value:,.1f}" for key, value in numbers.items()), flush=True)
         if count == PROFILED:
             results[str(count)]["kernels"] = kernels_of(decoder, count)
     add_adapters(model, rank=16)
-    family = joined_family(model)
+    family = join_family(model)
     results["adapters_step_microseconds"] = step_time(CudaDecoder(family), PROFILED) * 1e6
     print(
         f"{name} B={PROFILED:4}, adapters: step_microseconds {results['adapters_step_microseconds']:,.0f}", flush=True

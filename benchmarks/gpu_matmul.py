@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_matmul                       errors against float64, then the table of the rule
     python -m benchmarks.gpu_matmul --try-others FILE     also every tile near the rule's, in the rule's place
 
-A chain is what a layer computes but for its attention: norm and queries, keys, values; output and residual; norm, gate
+A chain is what a layer computes without its attention: norm and queries, keys, values; output and residual; norm, gate
 and up; down and residual. It is captured as one CUDA graph of many layers, each with weights of its own, so that these
 come from the memory and not from a cache. A tile is judged within the chain: alone it may look better than it is.
 
@@ -64,7 +64,7 @@ Choice = Mapping[str, Tile | None]  # by name of the matmul; None: cuBLAS
 
 
 class Layers:
-    """Random weights and the tensors that a step of so many rows works on."""
+    """Random weights and the tensors that a step of `rows` rows works on."""
 
     def __init__(self, shape: Shape, rows: int, dtype: torch.dtype, count: int = LAYERS) -> None:
         def drawn(*size: int) -> Tensor:
@@ -95,10 +95,8 @@ class Layers:
         out, gated = self.outputs[name], name == "gate_up"
         if tile is not None:
             matmul.fused_normed(stream, weight, None, out, tile, gated)
-        elif gated:
-            matmul.plain_normed_gated(stream, weight, None, out)
         else:
-            matmul.plain_normed(stream, weight, None, out)
+            matmul.plain_normed(stream, weight, None, out, gated)
         return stream
 
     def exact(self, name: str, states_BD: Tensor) -> Tensor:

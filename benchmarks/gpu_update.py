@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.llama.family import Family, joined_family
+from assay.llama.family import Family, join_family
 from assay.llama.forward import hidden_states
 from assay.llama.head import token_numbers
 from assay.llama.packed import Packed, Segment
@@ -86,7 +86,7 @@ def batch_of(vocabulary: int, prompt: int, completion: int, group: int, prompts:
 
 @cache
 def family_of(model: Any) -> Family:
-    return joined_family(model)
+    return join_family(model)
 
 
 def our_numbers(family: Family, packed: Packed, predictors_N: Tensor, targets_N: Tensor, **how: Any) -> Tensor:

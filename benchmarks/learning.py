@@ -6,9 +6,7 @@ samples and trains, and its random numbers. Both are evaluated by our code.
 
 from __future__ import annotations
 
-import datetime
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,9 +19,9 @@ from rich.text import Text
 from assay import config as configuration
 from assay.config import Config, ConfigError
 from assay.record import describe_environment
-from benchmarks.command import Parser, check_directories, exit_with, write_json
+from benchmarks.command import Parser, check_directories, exit_with, from_json, now, read_json, write_json
 from benchmarks.curves import CONTENDERS, MEASURES, Comparison, Curve, compare, mean_and_error, unequal
-from benchmarks.process import OnStep, chatter, cpu_model, last_words, missing_peer, progress, run_worker
+from benchmarks.process import OnStep, chatter, cpu_model, missing_peer, run_in_turn, run_worker
 from benchmarks.trl_settings import refuse_unlike
 
 POINTS = 8  # of a curve, beside the one before training
@@ -65,17 +63,18 @@ def learning(config: Config, seeds: int, steps: int, json_path: Path | None, plo
         if name not in curves.get(seed, {})
     ]
     titles = [f"{name} with seed {seed}" for seed, name in order]
-    with tempfile.TemporaryDirectory(prefix="assay-bench-") as place, progress(errors, titles, steps) as begin:
-        for number, (seed, name) in enumerate(order):
-            directory = Path(place) / f"{number}-{name}"
-            directory.mkdir()
-            curve = _run(name, replace(config, run=replace(config.run, seed=seed)), directory, begin(number))
-            if curve is None:
-                last_words(errors, titles[number], directory)
-                return 1
+
+    def run(number: int, directory: Path, on_step: OnStep) -> Curve | None:
+        seed, name = order[number]
+        curve = _run(name, replace(config, run=replace(config.run, seed=seed)), directory, on_step)
+        if curve is not None:
             curves.setdefault(seed, {})[name] = curve
             if json_path is not None:
                 write_curves(json_path, config, curves)
+        return curve
+
+    if run_in_turn(errors, titles, steps, run) is None:
+        return 1
     ours, peer = ([curves[seed][name] for seed in wanted] for name in CONTENDERS)
     comparisons = compare(ours, peer)
     alike = unequal(ours, peer, wanted)
@@ -91,11 +90,11 @@ def learning(config: Config, seeds: int, steps: int, json_path: Path | None, plo
 
 def prepared(config: Config, steps: int) -> Config:
     """What both contenders are given: everything that the machine decides is decided, once for all seeds."""
-    from assay.policy.load import resolved
+    from assay.policy.load import resolve_auto
     from assay.train.run.machine import allowed_cores
 
     threads = config.run.threads or (1 if config.model.path == "embedded" else allowed_cores())
-    config = resolved(config)
+    config = resolve_auto(config)
     refuse_unlike(config)
     return replace(
         config,
@@ -121,7 +120,7 @@ def read_curves(path: Path | None, config: Config) -> Curves:
         document = json.loads(path.read_text(encoding="utf-8"))
         earlier = document["compared"]
         curves = {
-            int(seed): {name: Curve.from_mapping(curve) for name, curve in runs.items()}
+            int(seed): {name: from_json(Curve, curve) for name, curve in runs.items()}
             for seed, runs in document["seeds"].items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -140,7 +139,7 @@ def write_curves(path: Path, config: Config, curves: Curves) -> None:
     both = [seed for seed in sorted(curves) if set(curves[seed]) == set(CONTENDERS)]
     comparisons = compare(*([curves[seed][name] for seed in both] for name in CONTENDERS)) if both else {}
     document = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "cpu": cpu_model(),
         "compared": _compared(config),
         "seeds": {
@@ -179,9 +178,7 @@ def _run(name: str, config: Config, directory: Path, on_step: OnStep) -> Curve |
     refused, result = directory / "refused.txt", directory / "curve.json"
     if refused.exists():
         raise ConfigError(refused.read_text(encoding="utf-8"))
-    return (
-        Curve.from_mapping(json.loads(result.read_text(encoding="utf-8"))) if ended_well and result.exists() else None
-    )
+    return read_json(Curve, result) if ended_well and result.exists() else None
 
 
 def _print(console: Console, config: Config, seeds: Sequence[int], comparisons: Mapping[str, Comparison]) -> None:

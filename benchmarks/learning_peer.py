@@ -63,7 +63,7 @@ class TaskReward:
 
 
 class HeldOut(TrainerCallback):  # type: ignore[misc]
-    """Evaluates as `assay train` does: before training, every so many steps, and at the end."""
+    """Evaluates as `assay train` does: before training, every few steps, and at the end."""
 
     def __init__(self, policy: Policy, task: Task, reward: Reward, config: Config, on_step: OnStep) -> None:
         self.policy = policy

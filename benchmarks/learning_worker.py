@@ -15,11 +15,11 @@ from pathlib import Path
 from assay import config as configuration
 from assay.config import Config, ConfigError
 from assay.record import read_evaluations
-from assay.train.loop import Stages, train
+from assay.train.loop import Stages
 from assay.train.progress import CollectedGroups, Progress, StepInProgress
-from assay.train.run import run
 from assay.types import Prompt
 from benchmarks.curves import Curve, prompts_sha256
+from benchmarks.ours import start_with
 from benchmarks.process import OnStep
 
 
@@ -27,7 +27,7 @@ def our_curve(config: Config, directory: Path, on_step: OnStep) -> Curve:
     """`assay train`, with evaluate.every."""
     drawn: list[Prompt] = []
 
-    def train_and_note(stages: Stages, progress: Progress, current: StepInProgress | None, steps: int) -> None:
+    def noting(stages: Stages) -> Stages:
         def draw(progress: Progress, collected: CollectedGroups) -> Sequence[Prompt]:
             prompts = stages.draw(progress, collected)
             drawn.extend(prompts)
@@ -37,13 +37,10 @@ def our_curve(config: Config, directory: Path, on_step: OnStep) -> Curve:
             stages.record(current, progress)
             on_step()
 
-        train(replace(stages, draw=draw, record=record), progress, current, steps)
+        return replace(stages, draw=draw, record=record)
 
-    run.train = train_and_note  # type: ignore[attr-defined]
     path = directory / "run"
-    code = run.start(config, path)
-    if code != 0:
-        raise SystemExit(code)
+    start_with(config, path, noting)
     return Curve(tuple(read_evaluations(path).rows), prompts_sha256(prompt.tokens for prompt in drawn))
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,7 +41,7 @@ class Measured:
     """One run of one contender."""
 
     contender: str
-    warmup: int  # so many of the first steps are not timed
+    warmup: int  # the first steps, this many, are not timed
     steps: tuple[Step, ...]
     prompts_sha256: str  # of the prompts of all rollouts, in order
     heldout_before: float
@@ -53,14 +52,6 @@ class Measured:
     @property
     def timed(self) -> tuple[Step, ...]:
         return self.steps[self.warmup :]
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Measured:
-        values = json.loads(text)
-        return cls(**{**values, "steps": tuple(Step(**step) for step in values["steps"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,17 @@ from assay.train.show.display import STAGES
 from benchmarks.measured import Measured, Step, durations, peak_memory_bytes, prompts_sha256
 
 
+def start_with(config: Config, path: Path, change: Callable[[Stages], Stages]) -> None:
+    """`assay train`, with the verbs that `change` replaces; ends the process if the run does not end well."""
+
+    def train_otherwise(stages: Stages, progress: Progress, current: StepInProgress | None, steps: int) -> None:
+        train(change(stages), progress, current, steps)
+
+    run.train = train_otherwise  # type: ignore[attr-defined]
+    if code := run.start(config, path):
+        raise SystemExit(code)
+
+
 def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None]) -> Measured:
     config = settled(Config())
     config = replace(config, run=replace(config.run, steps=warmup + steps))
@@ -28,21 +39,18 @@ def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None
         wall_ends.append(time.perf_counter())
         cpu_ends.append(time.process_time())
 
-    def train_under_the_clock(stages: Stages, progress: Progress, current: StepInProgress | None, steps: int) -> None:
+    def under_the_clock(stages: Stages) -> Stages:
         def record(current: StepInProgress, progress: Progress) -> None:
             stages.record(current, progress)
             note_end()
             on_step()
 
         note_end()
-        train(replace(stages, record=record), progress, current, steps)
+        return replace(stages, record=record)
 
     # timings.jsonl has the stages of a step, but not its length: that includes the writing of timings.jsonl
-    run.train = train_under_the_clock  # type: ignore[attr-defined]
-    code = run.start(config, path)
+    start_with(config, path, under_the_clock)
     peak = peak_memory_bytes()
-    if code != 0:
-        raise SystemExit(code)
     evaluations = read_evaluations(path).rows
     timings, metrics = read_timings(path).rows, read_metrics(path).rows
     rows = zip(durations(wall_ends), durations(cpu_ends), timings, metrics, strict=True)

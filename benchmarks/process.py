@@ -7,10 +7,12 @@ import importlib.util
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -24,6 +26,7 @@ PEER_VERSION = "1.16"  # trl_peer.py puts its clock around methods of this versi
 LOG_LINES = 15  # shown of a run that failed
 
 OnStep = Callable[[], None]
+Result = TypeVar("Result")
 
 
 def chatter() -> Console:
@@ -43,7 +46,7 @@ def missing_peer() -> str:
     try:
         version = importlib.metadata.version("trl")
     except importlib.metadata.PackageNotFoundError:
-        return f"TRL lies on the path without its .dist-info, which tells its version; put that beside it, or: {how}"
+        return f"TRL lies on the path without its .dist-info, which states its version; put that beside it, or: {how}"
     if not version.startswith(f"{PEER_VERSION}."):
         return f"TRL {version} is installed, but only TRL {PEER_VERSION} can be timed by stage: {how}"
     return ""
@@ -116,6 +119,23 @@ def progress(console: Console, order: Sequence[str], each: int) -> Iterator[Call
             return lambda: bar.advance(task)
 
         yield begin
+
+
+def run_in_turn(
+    console: Console, titles: Sequence[str], steps: int, run: Callable[[int, Path, OnStep], Result | None]
+) -> list[Result] | None:
+    """Runs number 0, 1, ..., each in a directory of its own; None if one of them ended without a result."""
+    results = []
+    with tempfile.TemporaryDirectory(prefix="assay-bench-") as place, progress(console, titles, steps) as begin:
+        for number, title in enumerate(titles):
+            directory = Path(place) / str(number)
+            directory.mkdir()
+            result = run(number, directory, begin(number))
+            if result is None:
+                last_words(console, title, directory)
+                return None
+            results.append(result)
+    return results
 
 
 @contextmanager

@@ -6,7 +6,6 @@ settings it has for this: one forward pass for the whole batch, no gradient chec
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,29 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import AutoTokenizer
 
 from assay.config import Config
 from assay.engine.open import open_engine
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import embedded_directory
-from assay.policy.probe import examined
+from assay.policy.probe import examine_policy
 from assay.rewards import open_rewards
 from assay.tasks import open_task
 from assay.train.evaluate.evaluate import evaluate
 from assay.train.run.machine import settled
 from benchmarks.measured import Measured, Step, durations, peak_memory_bytes, prompts_sha256
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.trl_clock import TrainerClock
 from benchmarks.trl_settings import settings
-
-STAGE_OF_METHOD = {
-    "get_batch_samples": "start",
-    "_tokenize_prompts": "start",
-    "_generate": "generated",
-    "_calculate_rewards": "scored",
-    "training_step": "loss",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,46 +69,6 @@ class ExactReward:
         return rewards
 
 
-class StepClock(TrainerCallback):  # type: ignore[misc]
-    """Puts a clock around methods of a trainer, and notes the end of each step and what its stages took."""
-
-    def __init__(self, updates_a_step: int, on_step: Callable[[], None]) -> None:
-        self.updates_a_step = updates_a_step
-        self.on_step = on_step
-        self.watch = Stopwatch()
-        self.clipping_began = 0.0
-        self.wall_ends: list[float] = []
-        self.cpu_ends: list[float] = []
-        self.stages: list[dict[str, float]] = []
-
-    def attach(self, trainer: Any) -> None:
-        trainer.add_callback(self)
-        for name, stage in STAGE_OF_METHOD.items():
-            setattr(trainer, name, self.watch.timed(stage, getattr(trainer, name)))
-        clip = trainer._clip_grad_norm
-
-        def clip_under_the_clock(*args: Any, **settings: Any) -> Any:
-            self.clipping_began = time.perf_counter()
-            return clip(*args, **settings)
-
-        trainer._clip_grad_norm = clip_under_the_clock
-
-    def on_train_begin(self, *args: Any, **others: Any) -> None:
-        self._note_end()
-
-    def on_step_end(self, args: Any, state: Any, *others: Any, **more: Any) -> None:
-        # TRL's step is one update; from the clip to here it ran the optimizer and the schedule and dropped gradients
-        self.watch.add("stepped", time.perf_counter() - self.clipping_began)
-        if state.global_step % self.updates_a_step == 0:
-            self._note_end()
-            self.stages.append(self.watch.take())
-            self.on_step()
-
-    def _note_end(self) -> None:
-        self.wall_ends.append(time.perf_counter())
-        self.cpu_ends.append(time.process_time())
-
-
 def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None]) -> Measured:
     from datasets import Dataset  # comes with TRL, which is optional
     from trl import GRPOConfig, GRPOTrainer
@@ -138,11 +89,11 @@ def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None
         ),
         processing_class=tokenizer,
     )
-    clock = StepClock(config.updates_a_step, on_step)
+    clock = TrainerClock(on_step, config.updates_a_step)
     clock.attach(trainer)
 
     def heldout() -> float:
-        policy = examined(
+        policy = examine_policy(
             CausalPolicy(trainer.model.eval(), TokenizerCodec(tokenizer), (reward.eos_id,), config.rollout.temperature)
         )
         with closing(open_rewards(config, task, policy.codec.decode)) as own_reward:
@@ -153,7 +104,7 @@ def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None
     before = heldout()
     trainer.train()
     peak = peak_memory_bytes()
-    walls, cpus = durations(clock.wall_ends), durations(clock.cpu_ends)
+    walls, cpus = (durations(ends) for ends in zip(*clock.ends, strict=True))
     return Measured(
         contender="trl",
         warmup=warmup,
@@ -161,7 +112,7 @@ def measure(warmup: int, steps: int, directory: Path, on_step: Callable[[], None
             Step(
                 seconds=wall,
                 cpu_seconds=cpu,
-                stages=stages,
+                stages=stages[0],
                 rollouts=len(batch.rewards),
                 updates=config.updates_a_step,
                 tokens=batch.tokens,

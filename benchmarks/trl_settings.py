@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from assay.adapters.trl_settings import ADVANTAGE_EPSILON
 from assay.config import Config, ConfigError
+from assay.grpo import OBJECTIVES
 
-SAME_NAME = ("grpo", "bnpo", "dr_grpo", "dapo")  # objectives that TRL computes under the name we have for them
+# objectives that TRL computes under the name we have for them
+SAME_NAME = [name for name, objective in OBJECTIVES.items() if objective.clips and objective.level == "token"]
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}  # its "constant" has none
-ADVANTAGE_EPSILON = 1e-4  # of TRL, not to be set
-
 
 # the prompts in their order, and nothing that a user could do without while the clock runs
 NOTHING_BESIDE: dict[str, Any] = {

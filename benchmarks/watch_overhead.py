@@ -1,6 +1,6 @@
 """What `assay watch` costs a step: python -m benchmarks.watch_overhead [tiny large generate] [--rounds N]
 
-Each script runs plainly and watched, in turns. A step is timed by the CPU time of the process, so that other work on
+Each script runs alone and watched, in turns. A step is timed by the CPU time of the process, so that other work on
 the machine does not count. Of each step the best of all rounds is taken. The very first step is left out, for it warms
 up, and so is the one in which the report is written: what that cost is told apart.
 """
@@ -85,15 +85,15 @@ def measure(case: Case, rounds: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.py"
         script.write_text(case.text())
-        plainly = [sys.executable, str(script), *case.arguments]
+        alone = [sys.executable, str(script), *case.arguments]
         beside = python_command("assay", "watch", str(script), *case.arguments)
-        runs = [(seconds(plainly), seconds(beside)) for _ in range(rounds)]
-    plain, watched = best([one for one, _ in runs]), best([two for _, two in runs])
+        runs = [(seconds(alone), seconds(beside)) for _ in range(rounds)]
+    plain, watched = map(best, zip(*runs, strict=True))
     parts = {"observed": slice(1, case.written), "after": slice(case.written + 1, None)}
     ratio = {name: sum(watched[part]) / sum(plain[part]) for name, part in parts.items()}
     step = sum(plain[1:]) / len(plain[1:])
     report = watched[case.written] - plain[case.written]
-    each = " ".join(f"{two / one:.2f}" for one, two in zip(plain[1:], watched[1:], strict=True))
+    each = " ".join(f"{slow / fast:.2f}" for fast, slow in zip(plain[1:], watched[1:], strict=True))
     return (
         f"{case.name:10} {step * 1e3:8.1f} ms {ratio['observed']:8.2f}x {ratio['after']:8.2f}x {report:8.2f} s   {each}"
     )

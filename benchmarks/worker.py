@@ -5,7 +5,9 @@ Prints "step" after each step; leaves DIRECTORY/measured.json.
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 
@@ -15,7 +17,7 @@ def main(contender: str, warmup: str, steps: str, directory: str) -> None:
     else:
         from benchmarks.trl_peer import measure
     measured = measure(int(warmup), int(steps), Path(directory), lambda: print("step", flush=True))
-    (Path(directory) / "measured.json").write_text(measured.to_json(), encoding="utf-8")
+    (Path(directory) / "measured.json").write_text(json.dumps(asdict(measured)), encoding="utf-8")
 
 
 if __name__ == "__main__":

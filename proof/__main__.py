@@ -20,16 +20,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from assay.doctor.catalogue import KINDS, Illness, illnesses_looking_at
+from assay.doctor.diagnosis import Diagnosis
 from proof.child import Job, outcomes_of
 from proof.healthy import HEALTHY_RUNS, Healthy
-from proof.outcome import Outcome, described, of_healthy, of_planted
+from proof.outcome import Outcome, describe, of_healthy, of_planted
+from proof.plants.plant import Plant
 from proof.plants.runs import plants
 from proof.table import Report, save
-from proof.trial import diagnosed, failure_of, run_trial, steps_recorded
+from proof.trial import diagnose_trial, failure_of, run_trial, steps_recorded
 
 OUT = Path("runs/proof.md")
 
@@ -102,38 +104,30 @@ def line_on(outcome: Outcome) -> str:
 
 def _planted_job(illness: Illness, seed: int, known: Sequence[Illness]) -> Job:
     def broken(error: str) -> Outcome:
-        return Outcome(illness.name, seed, illness.code, described(plants()[illness.code]), error=error)
+        return Outcome(illness.name, seed, illness.code, describe(plants()[illness.code]), error=error)
 
-    return Job(partial(_try_planted, illness, seed, known), broken)
+    def work(directory: Path) -> Outcome:
+        diagnosis, facts = _try(plants()[illness.code], seed, known, directory)
+        return of_planted(illness, seed, diagnosis, **facts)
+
+    return Job(work, broken)
 
 
-def _healthy_job(one: Healthy, seed: int, known: Sequence[Illness]) -> Job:
-    how = "; ".join(one.settings)
-    return Job(partial(_try_healthy, one, seed, known), lambda error: Outcome(one.name, seed, how=how, error=error))
+def _healthy_job(run: Healthy, seed: int, known: Sequence[Illness]) -> Job:
+    how = "; ".join(run.settings)
+
+    def work(directory: Path) -> Outcome:
+        diagnosis, facts = _try(run.plant, seed, known, directory)
+        return of_healthy(run.name, how, seed, diagnosis, error=failure_of(directory), **facts)
+
+    return Job(work, lambda error: Outcome(run.name, seed, how=how, error=error))
 
 
-def _try_planted(illness: Illness, seed: int, known: Sequence[Illness], directory: Path) -> Outcome:
-    plant = plants()[illness.code]
+def _try(plant: Plant, seed: int, known: Sequence[Illness], directory: Path) -> tuple[Diagnosis, dict[str, Any]]:
     began = time.monotonic()
     run_trial(plant, seed=seed, directory=directory)
-    diagnosis = diagnosed(directory, plant, known)
-    seconds = time.monotonic() - began
-    return of_planted(illness, seed, diagnosis, steps=steps_recorded(directory), seconds=seconds)
-
-
-def _try_healthy(one: Healthy, seed: int, known: Sequence[Illness], directory: Path) -> Outcome:
-    began = time.monotonic()
-    run_trial(one.plant, seed=seed, directory=directory)
-    diagnosis = diagnosed(directory, one.plant, known)
-    return of_healthy(
-        one.name,
-        "; ".join(one.settings),
-        seed,
-        diagnosis,
-        steps=steps_recorded(directory),
-        seconds=time.monotonic() - began,
-        error=failure_of(directory),
-    )
+    diagnosis = diagnose_trial(directory, plant, known)
+    return diagnosis, {"steps": steps_recorded(directory), "seconds": time.monotonic() - began}
 
 
 def _import_what_a_trial_needs() -> None:

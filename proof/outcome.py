@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.diagnosis import Diagnosis, Word
@@ -58,20 +59,17 @@ def of_planted(illness: Illness, seed: int, diagnosis: Diagnosis, *, steps: int,
         and word.code not in {illness.code, *illness.explains}
         and diagnosis.causes.get(word.code) != illness.code
     ]
-    return Outcome(
+    return _outcome(
+        diagnosis,
+        false,
         name=illness.name,
         seed=seed,
         code=illness.code,
-        how=described(plants().get(illness.code)),
+        how=describe(plants().get(illness.code)),
         rank=rank,
         confidence=str(findings[rank - 1].confidence) if rank else "",
         message=findings[rank - 1].verdict.message if rank else _silence(illness, diagnosis),
-        others=tuple(_code_and_confidence(word) for word in findings if word.code != illness.code),
-        false_claims=tuple(_code_and_confidence(word) for word in false),
-        crashed=_crash_messages(diagnosis),
-        notes=diagnosis.notes,
         steps=steps,
-        looked=_checks_that_looked(diagnosis),
         seconds=seconds,
     )
 
@@ -82,26 +80,28 @@ def of_healthy(
     """Every finding above possible is false, and so is a fatal one of whatever confidence."""
     findings = diagnosis.findings
     false = [word for word in findings if word.confidence is not Confidence.POSSIBLE or word.severity is Severity.FATAL]
+    message = " | ".join(word.verdict.message for word in findings)
+    facts = {"name": name, "seed": seed, "how": how, "message": message, "steps": steps, "seconds": seconds}
+    return _outcome(diagnosis, false, error=error, **facts)
+
+
+def _outcome(diagnosis: Diagnosis, false: Sequence[Word], **facts: Any) -> Outcome:
+    """What an outcome takes from the diagnosis whether or not something was planted."""
+    others = [word for word in diagnosis.findings if word.code != facts.get("code")]
     return Outcome(
-        name=name,
-        seed=seed,
-        how=how,
-        message=" | ".join(word.verdict.message for word in findings),
-        others=tuple(_code_and_confidence(word) for word in findings),
-        false_claims=tuple(_code_and_confidence(word) for word in false),
-        crashed=_crash_messages(diagnosis),
+        others=tuple(map(_code_and_confidence, others)),
+        false_claims=tuple(map(_code_and_confidence, false)),
+        crashed=tuple(f"{word.code} {word.verdict.message}" for word in diagnosis.of(State.CRASHED)),
         notes=diagnosis.notes,
-        steps=steps,
-        looked=_checks_that_looked(diagnosis),
-        seconds=seconds,
-        error=error,
+        looked=len(diagnosis.of(State.HEALTHY)) + len(diagnosis.of(State.FINDING)),
+        **facts,
     )
 
 
-def described(plant: Plant | None) -> str:
+def describe(plant: Plant | None) -> str:
     """How the illness was planted: what was wrapped, set, or edited.
 
-    >>> described(Plant(("optimizer.epochs=2",), {"assay.train.step.verbs.score": lambda original: original}))
+    >>> describe(Plant(("optimizer.epochs=2",), {"assay.train.step.verbs.score": lambda original: original}))
     'wraps verbs.score; optimizer.epochs=2'
     """
     if plant is None:
@@ -121,13 +121,5 @@ def _silence(illness: Illness, diagnosis: Diagnosis) -> str:
     return f"{word.verdict.state}: {word.verdict.message}"
 
 
-def _checks_that_looked(diagnosis: Diagnosis) -> int:
-    return len(diagnosis.of(State.HEALTHY)) + len(diagnosis.of(State.FINDING))
-
-
 def _code_and_confidence(word: Word) -> str:
     return f"{word.code} {word.confidence}"
-
-
-def _crash_messages(diagnosis: Diagnosis) -> tuple[str, ...]:
-    return tuple(f"{word.code} {word.verdict.message}" for word in diagnosis.of(State.CRASHED))

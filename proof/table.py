@@ -101,11 +101,11 @@ _HEALTHY_HEAD = ("run", "settings", "steps", "checks that looked", "findings abo
 
 
 def _planted_row(own: Sequence[Outcome]) -> tuple[str, ...]:
-    one = own[0]
+    first = own[0]
     return (
-        one.code,
-        one.name,
-        f"`{one.how}`" if one.how else "",
+        first.code,
+        first.name,
+        f"`{first.how}`" if first.how else "",
         _count(outcome.found for outcome in own),
         _count(outcome.first for outcome in own),
         _several(str(outcome.rank or "-") for outcome in own),

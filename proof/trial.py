@@ -1,6 +1,6 @@
 """One run of the real trainer, small and quick, with an illness planted in it or without; and the doctor's word on it.
 
-Plant --> planted(...): start(config, directory) --> read_run(directory) --> Diagnosis
+Plant --> apply_plant(...): start(config, directory) --> read_run(directory) --> Diagnosis
 """
 
 from __future__ import annotations
@@ -49,9 +49,6 @@ class _Silent:
     def finished(self) -> None: ...
 
 
-Wrapper = Callable[[Callable[..., object]], Callable[..., object]]
-
-
 def run_trial(plant: Plant, *, seed: int, directory: Path, settings: Sequence[str] = ()) -> Path:
     """Trains in `directory` with the plant applied and returns it. A run that fails is a result like any other."""
     from assay.train.run.run import start
@@ -60,7 +57,7 @@ def run_trial(plant: Plant, *, seed: int, directory: Path, settings: Sequence[st
     config = configuration.load(None, [setting.replace(REWARDS, rewards.__file__) for setting in chosen])
     # read at the first matrix product of the process, which a run in bfloat16 may not be the first to make
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    with planted(plant.replaces), _silence(), contextlib.suppress(RunFailed):
+    with apply_plant(plant.replaces), _silence(), contextlib.suppress(RunFailed):
         start(config, directory, _Silent())
     return directory
 
@@ -78,7 +75,7 @@ def failure_of(directory: Path) -> str:
     return "" if "finished" in kinds else "the run did not finish"
 
 
-def diagnosed(directory: Path, plant: Plant, illnesses: Sequence[Illness] | None = None) -> Diagnosis:
+def diagnose_trial(directory: Path, plant: Plant, illnesses: Sequence[Illness] | None = None) -> Diagnosis:
     """What the doctor says of the run; the plant's edits stand between the trainer and the doctor."""
     evidence = read_run(directory)
     if plant.edits is not None:
@@ -94,14 +91,14 @@ def _silence() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def planted(replaces: Mapping[str, Wrapper]) -> Iterator[None]:
-    """Functions and methods by dotted name, wrapped while entered and put back however it ends."""
+def apply_plant(replaces: Mapping[str, Callable[..., object]]) -> Iterator[None]:
+    """Functions and methods by dotted name, replaced while entered and put back however it ends."""
     before: list[tuple[Any, str, Any]] = []
     try:
-        for dotted, wrapper in replaces.items():
+        for dotted, replacement in replaces.items():
             owner, name = _owner(dotted)
             before.append((owner, name, vars(owner).get(name, _ABSENT)))
-            setattr(owner, name, wrapper(getattr(owner, name)))
+            setattr(owner, name, _with_original(replacement, getattr(owner, name)))
         yield
     finally:
         for owner, name, original in reversed(before):
@@ -109,6 +106,15 @@ def planted(replaces: Mapping[str, Wrapper]) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+
+
+def _with_original(replacement: Callable[..., object], original: Callable[..., object]) -> Callable[..., object]:
+    """A function, which unlike `partial` becomes a method where a class holds it."""
+
+    def call(*arguments: Any, **named: Any) -> object:
+        return replacement(original, *arguments, **named)
+
+    return call
 
 
 def _owner(dotted: str) -> tuple[Any, str]:

@@ -12,19 +12,17 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from assay.machine.interpreter import python_command, python_environment
+from proof.child import Ended, run_forks
 
 # what the scripts import; a library that is not there is left to the script that wants it
 LIBRARIES = (
@@ -33,8 +31,6 @@ LIBRARIES = (
     "transformers.models.llama.modeling_llama", "transformers.tokenization_utils_tokenizers", "accelerate",
     "tokenizers", "assay.programs.run.observe.observer", "assay.watch.report",
 )  # fmt: skip
-PAUSE = 0.02
-_LEAVE = os._exit  # a watched script's process has another one
 
 
 def watch_all(scripts: Sequence[str], *, jobs: int, seconds: float) -> Iterator[dict[str, Any]]:
@@ -56,32 +52,6 @@ def watch_all(scripts: Sequence[str], *, jobs: int, seconds: float) -> Iterator[
             yield json.loads(line)
 
 
-@dataclass
-class _Running:
-    path: str
-    folder: Any
-    began: float
-
-    def result(self, code: int) -> dict[str, Any]:
-        report = Path(self.folder.name) / "report.json"
-        seconds = time.monotonic() - self.began
-        result: dict[str, Any] = {
-            "path": self.path,
-            "code": code,
-            "seconds": seconds,
-            "error": "",
-            "run": [],
-            "all": [],
-        }
-        if report.exists():
-            result |= json.loads(report.read_text())
-        else:
-            words = (Path(self.folder.name) / "words").read_text(errors="backslashreplace")
-            result["error"] = words[-600:] or f"no report, exit code {code}"
-        self.folder.cleanup()
-        return result
-
-
 def main() -> int:
     jobs, seconds = int(sys.argv[1]), float(sys.argv[2])
     for name in LIBRARIES:
@@ -93,70 +63,38 @@ def main() -> int:
 
     torch.set_num_threads(1)
     catalogue()
-    waiting = [line.rstrip("\n") for line in sys.stdin]
-    running: dict[int, _Running] = {}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            path, folder = waiting.pop(0), tempfile.TemporaryDirectory(prefix="assay-proof-")
-            sys.stdout.flush()
-            process = os.fork()
-            if process == 0:
-                _run(Path(path), Path(folder.name))
-            running[process] = _Running(path, folder, time.monotonic())
-        for process, script in list(running.items()):
-            done, status = os.waitpid(process, os.WNOHANG)
-            late = not done and time.monotonic() - script.began > seconds
-            if late:
-                _end(process)
-                os.waitpid(process, 0)
-            if done or late:
-                del running[process]
-                result = script.result(os.waitstatus_to_exitcode(status) if done else -signal.SIGKILL)
-                if late:
-                    result["error"] = f"took more than {seconds:g} seconds"
-                print(json.dumps(result), flush=True)
-        time.sleep(PAUSE)
+    scripts = [line.rstrip("\n") for line in sys.stdin]
+    works = [partial(_watch, Path(script)) for script in scripts]
+    with tempfile.TemporaryDirectory(prefix="assay-proof-") as root:
+        for ended in run_forks(works, Path(root), side_by_side=jobs, longest=seconds):
+            print(json.dumps({"path": scripts[ended.number], **_result(ended, seconds)}), flush=True)
     return 0
 
 
-def _end(process: int) -> None:
-    """The script and the workers that it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process, signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
+def _result(ended: Ended, longest: float) -> dict[str, Any]:
+    report = ended.folder / "report.json"
+    found = json.loads(report.read_text()) if report.exists() else {"run": [], "all": [], "crashed": []}
+    error = "" if report.exists() else ended.words[-600:] or f"no report, exit code {ended.code}"
+    if ended.is_late:
+        error = f"took more than {longest:g} seconds"
+    return {"code": ended.code, "seconds": ended.seconds, "error": error, **found}
 
 
-def _run(script: Path, folder: Path) -> NoReturn:
+def _watch(script: Path, folder: Path) -> int:
     """In the fork: the script, as `assay watch` runs it."""
-    from assay.watch.child import Watch
+    from assay.watch.child import ScriptWatch
     from assay.watch.process import run_script
 
-    os.setsid()
     os.chdir(script.parent)
-    nothing, words = os.open(os.devnull, os.O_RDONLY), os.open(folder / "words", os.O_WRONLY | os.O_CREAT, 0o600)
-    os.dup2(nothing, 0)
-    os.dup2(words, 1)
-    os.dup2(words, 2)
 
-    class Proof(Watch):
+    class Proof(ScriptWatch):
         def write(self) -> None:
             self._written = True
             report = _report(self.run, script)
             (folder / "part").write_text(json.dumps(report))
             os.replace(folder / "part", folder / "report.json")
 
-    code = 70
-    try:
-        code = run_script(script, [], Proof(script, {"steps": None}).ended)
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    finally:  # whatever it is, the fork must not go on as a second server
-        if code == 70:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        _LEAVE(code)
+    return run_script(script, [], Proof(script, {"steps": None}).ended)
 
 
 def _report(run: Any, script: Path) -> dict[str, Any]:

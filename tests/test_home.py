@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from assay.policy.made import made_once
+from assay.policy.made import make_once
 
 ROOT = Path(__file__).parents[1]
 TEST_HOME = "ASSAY_TEST_HOME"
@@ -17,7 +17,7 @@ def test_the_home_and_the_caches_of_a_test_are_temporary():
     for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "HF_HOME", "TORCHINDUCTOR_CACHE_DIR"):
         assert os.environ[variable].startswith(f"{home}/"), variable
     assert "HF_HUB_CACHE" not in os.environ
-    made = made_once("from-test-home", lambda directory: (directory / "file").write_text("made"))
+    made = make_once("from-test-home", lambda directory: (directory / "file").write_text("made"))
     assert made.is_relative_to(home)
 
 

@@ -22,8 +22,6 @@ Shape legend: B completions, T completion tokens.
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -40,8 +38,8 @@ from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.live import LiveDoctor
 from assay.doctor.report import Report, write
 from assay.examine.guard import Guard, short_reason
-from assay.examine.inputs import NAMES, PassInputs
-from assay.examine.part import Part, join, sampled_fields, stack
+from assay.examine.inputs import PassInputs
+from assay.examine.part import Part, join, join_inputs, sampled_fields, stack
 from assay.examine.weights import Weights
 from assay.machine import durable
 from assay.policy.plain import PLAIN_FIELDS, plain_logprobs
@@ -54,8 +52,9 @@ from assay.record import (
     TIMINGS_FILE,
     RunDirectory,
 )
-from assay.record.batch import Array, Batch
+from assay.record.batch import Batch
 from assay.record.batch_file import write_batch
+from assay.record.directory import json_bytes
 
 CLOSELY = 5  # first updates that are all looked at
 SHARE = 0.02  # of the run's time that later looks may take
@@ -141,25 +140,14 @@ class Look:
         rows = self.rows
         widths = [part.tensors["tokens"].shape[1] for part in self.parts]
         width = max(*widths, *(len(self.rollouts.sampled[row]) for row in rows))
-        fields = {**self.rollouts.fields(rows, width, pad), **join(self.parts, rows, width, pad), **self._given(rows)}
+        fields = {**self.rollouts.fields(rows, width, pad), **join(self.parts, rows, width, pad)}
         for name, by_row in self.logprobs.items():
             fields[name] = stack([by_row.get(row) for row in rows], width)
         if self.inputs:
+            fields |= join_inputs(self.parts, [inputs.joined() for inputs in self.inputs], rows)
             fields["dropout_modules"] = max(inputs.dropout_modules for inputs in self.inputs)
         step, done = self.rollouts.step, self.rollouts.updates
         return {**fields, **self.numbers, "step": step, "update": done, "policy_version": self.rollouts.version + done}
-
-    def _given(self, rows: Sequence[int]) -> dict[str, Array]:
-        """What the model was given, where all micro-batches were given the same columns."""
-        passes = list(zip(self.parts, [inputs.joined() for inputs in self.inputs], strict=False))
-        given: dict[str, Array] = {}
-        for name in NAMES:
-            known = [(part, tensors[name]) for part, tensors in passes if name in tensors]
-            is_whole = passes and len(known) == len(passes) and len({values.shape[1] for _, values in known}) == 1
-            if is_whole and all(len(part.rows) == len(values) for part, values in known):
-                parts = [Part(part.rows, {name: values}) for part, values in known]
-                given |= join(parts, rows, known[0][1].shape[1])
-        return given
 
 
 class Attached(ABC):
@@ -297,6 +285,9 @@ class Attached(ABC):
         step, look = self.steps_done(), self._look
         if look is not None and look.parts:
             batch = self.update_batch(look)
+            for reason in {inputs.left_out for inputs in look.inputs if inputs.left_out}:
+                self._open(fresh=False)
+                RunDirectory(self.directory).append_event("not examined", reason=reason)
             self._examine(batch, look.rollouts, look.rollouts.updates + 1)
             if "rewards" not in batch.arrays and not look.rollouts.is_reported:
                 look.rollouts.is_reported = True
@@ -344,20 +335,14 @@ class Attached(ABC):
         for name in _LINES:
             if fresh or not (self.directory / name).exists():
                 durable.replace_file(self.directory / name, b"")
-        mark = json.dumps({"schema_version": SCHEMA_VERSION, "trainer": self._trainer_name}) + "\n"
-        durable.replace_file(self.directory / "run.json", mark.encode())
+        mark = {"schema_version": SCHEMA_VERSION, "trainer": self._trainer_name}
+        durable.replace_file(self.directory / "run.json", json_bytes(mark))
         RunDirectory(self.directory).append_event("start" if fresh else "resume", trainer=self._trainer_name)
         self._doctor.begin(self.steps_done() + 1)
         self._written = len(self._doctor.rows)
 
     def _write_rows(self) -> None:
         for name, rows in ((METRICS_FILE, self._doctor.rows), (TIMINGS_FILE, self._doctor.timings)):
-            finite = [{key: _finite(value) for key, value in row.items()} for row in rows[self._written :]]
-            if finite:
-                lines = "".join(json.dumps(row) + "\n" for row in finite)
-                durable.append_line(self.directory / name, lines.encode())
+            if lines := b"".join(map(json_bytes, rows[self._written :])):
+                durable.append_line(self.directory / name, lines)
         self._written = len(self._doctor.rows)
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

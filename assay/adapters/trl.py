@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from assay.adapters.attached import Attached, Look, Rollouts
-from assay.adapters.trl_batch import Generation, loss_tokens, part_of, rollout_batch, update_batch
+from assay.adapters.trl_batch import TRLGeneration, loss_tokens, part_of, rollout_batch, update_batch
 from assay.adapters.trl_settings import METRICS, metrics_row, settings_of, temperature_of
 from assay.examine.inputs import PassInputs
 from assay.examine.loss_probes import token_gradients
@@ -76,7 +76,7 @@ class AttachedToTRL(Attached):
     def __init__(self, trainer: Any) -> None:
         super().__init__(Path(trainer.args.output_dir) / "assay", logger.warning, "trl")
         self.trainer = trainer
-        self._coming: Generation | None = None  # that is being made
+        self._coming: TRLGeneration | None = None  # that is being made
         self._scored: tuple[dict[str, Any], Any] | None = None  # arguments and answer of the last scoring pass
         self._read: dict[str, Any] | None = None  # inputs of TRL's own loss
         self._in_loss = False
@@ -113,11 +113,11 @@ class AttachedToTRL(Attached):
         return metrics_row(collected)
 
     def update_batch(self, look: Look) -> Batch:
-        assert isinstance(look.rollouts, Generation)
+        assert isinstance(look.rollouts, TRLGeneration)
         return update_batch(self.trainer, look.rollouts, look, self._losses, self._rate)
 
     def rollout_batch(self, rollouts: Rollouts) -> Batch:
-        assert isinstance(rollouts, Generation)
+        assert isinstance(rollouts, TRLGeneration)
         return rollout_batch(self.trainer, rollouts)
 
     def is_on(self) -> bool:
@@ -165,7 +165,7 @@ class AttachedToTRL(Attached):
     def _around_generation(self, original: Callable[..., Any], *args: Any, **others: Any) -> Any:
         if not self.trainer.model.training or not self.is_on():
             return original(*args, **others)
-        self._coming = Generation(version=self.steps_done())
+        self._coming = TRLGeneration(version=self.steps_done())
         try:
             output = original(*args, **others)
             self.attempt(lambda: self._keep_generation(output), None)

@@ -27,7 +27,7 @@ _NAMES = {  # ours <- TRL's
 
 
 @dataclass
-class Generation(Rollouts):
+class TRLGeneration(Rollouts):
     """One generation of TRL, filled in as TRL goes through it."""
 
     turns: int = 0  # calls of the sampler
@@ -85,7 +85,7 @@ def _tensors(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: values.detach() for name, values in tensors.items()}
 
 
-def rollout_batch(trainer: Any, rollouts: Generation) -> Batch:
+def rollout_batch(trainer: Any, rollouts: TRLGeneration) -> Batch:
     """All rows of a generation, before any of its updates."""
     tensors = _tensors(rollouts.output)
     rows = range(len(tensors["tokens"]))
@@ -95,7 +95,7 @@ def rollout_batch(trainer: Any, rollouts: Generation) -> Batch:
     return Batch.of(fields, source=f"rollouts of TRL step {rollouts.step}")
 
 
-def update_batch(trainer: Any, rollouts: Generation, look: Look, losses: Sequence[Tensor], rate: float) -> Batch:
+def update_batch(trainer: Any, rollouts: TRLGeneration, look: Look, losses: Sequence[Tensor], rate: float) -> Batch:
     settings = settings_of(trainer) | {"learning_rate": rate}
     count, scale = len(look.parts), 1.0
     if trainer.loss_type == "bnpo" and count > 1:  # a mean over each micro-batch: the first stands for itself
@@ -128,7 +128,7 @@ def loss_tokens(trainer: Any, inputs: Mapping[str, Any]) -> dict[str, float]:
     return {"items": max(items, 1.0) * accumulated / trainer.args.steps_per_generation}
 
 
-def _credit(trainer: Any, rollouts: Generation, rows: Sequence[int]) -> dict[str, Any]:
+def _credit(trainer: Any, rollouts: TRLGeneration, rows: Sequence[int]) -> dict[str, Any]:
     """Rewards and groups, where all that the trainer compares is here."""
     rewards_B = rewards_of(rollouts)
     if rewards_B is None or trainer.multi_objective_aggregation != "sum_then_normalize":
@@ -142,7 +142,7 @@ def _credit(trainer: Any, rollouts: Generation, rows: Sequence[int]) -> dict[str
     return {"rewards": rewards_B[here_B], "group_ids": groups_B}
 
 
-def rewards_of(rollouts: Generation) -> Array | None:
+def rewards_of(rollouts: TRLGeneration) -> Array | None:
     """One per row. Where a trainer's rewards are those of the reward functions in another order, the functions' count:
     shaping changes values, and a mere exchange of rows is not shaping."""
     if rollouts.rewards_BF is None or rollouts.weights_F is None:
@@ -150,7 +150,10 @@ def rewards_of(rollouts: Generation) -> Array | None:
     used_BF = rollouts.rewards_BF.float().cpu()
     functions = range(used_BF.shape[1])
     if all(number in rollouts.returned for number in functions):
-        columns = [[np.nan if one is None else float(one) for one in rollouts.returned[number]] for number in functions]
+        columns = [
+            [np.nan if reward is None else float(reward) for reward in rollouts.returned[number]]
+            for number in functions
+        ]
         returned_BF = torch.tensor(columns, dtype=torch.float32).T
         if returned_BF.shape == used_BF.shape and _sorted(returned_BF) == _sorted(used_BF):
             used_BF = returned_BF

@@ -82,8 +82,8 @@ def minibatches_of(trainer: Any) -> int:
 
 
 def has_known_loss(trainer: Any) -> bool:
-    """Whether the loss has no part that a Batch cannot tell of: masks by entropy or by drift, a router's loss, an
-    entropy bonus that a controller sets, an objective of TRL alone."""
+    """Whether a Batch has a field for every part of the loss; it has none for masks by entropy or by drift, a router's
+    loss, an entropy bonus that a controller sets, an objective of TRL alone."""
     bonus_is_known = not trainer.use_adaptive_entropy and (
         not trainer.entropy_coef or trainer.args.gradient_accumulation_steps == 1
     )
@@ -178,4 +178,4 @@ def _dtype(trainer: Any) -> str:
 
 def _rank(model: Any) -> int:
     adapters = getattr(model, "peft_config", None) or {}
-    return max((int(getattr(one, "r", 0) or 0) for one in adapters.values()), default=0)
+    return max((int(getattr(adapter, "r", 0) or 0) for adapter in adapters.values()), default=0)

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
 from assay.cli.examples import epilog
+from assay.machine.user_error import UserError
 
 # groups of commands, and of options, in the help
 TRAIN, PREPARE, DIAGNOSE = "Train", "Prepare", "Diagnose"
@@ -39,6 +40,11 @@ class _Program(_WithPlainFlags, TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except UserError as error:
+            *others, last = getattr(error, "sentences", (str(error),))
+            for sentence in others:
+                _complain(sentence)
+            fail(last, error.exit_code, getattr(error, "__notes__", ()))
         except (MemoryError, ImportError, OSError, RuntimeError) as error:  # torch's own are RuntimeErrors
             from assay.rewards.limits import out_of_memory
 
@@ -65,6 +71,20 @@ app = typer.Typer(
 SET = typer.Option(
     "--set", metavar="SECTION.KEY=VALUE", help="Overrides one setting; repeatable.", rich_help_panel=SETTINGS
 )
+SELECT = typer.Option(
+    "--select",
+    metavar="CODES",
+    help="Runs only these checks: codes, names, families; comma-separated.",
+    rich_help_panel=CHECKS,
+)
+IGNORE = typer.Option("--ignore", metavar="CODES", help="Skips these checks.", rich_help_panel=CHECKS)
+ALL_PASSES = typer.Option(
+    "--explain-all-passes",
+    help="Also lists the healthy checks and what each of them read.",
+    rich_help_panel=OUTPUT,
+)
+FORMAT = typer.Option("--format", help="Format of the report.", rich_help_panel=OUTPUT)
+AS_JSON = typer.Option("--json", help="Prints the result as JSON.", rich_help_panel=OUTPUT)
 TRUST = typer.Option("--trust", help="Allows code that the run's config names, even if you did not start the run.")
 
 
@@ -94,19 +114,10 @@ def say(sentence: str) -> None:
     typer.echo(printable(sentence), err=True)
 
 
-def fail(reason: str | Exception, code: int) -> NoReturn:
-    """Ends the program with a sentence, and below it the notes of an exception: lines that say more."""
-    _complain(str(reason), getattr(reason, "__notes__", ()))
+def fail(sentence: str, code: int, notes: Iterable[str] = ()) -> NoReturn:
+    """Ends the program with a sentence, and notes below it: lines that say more."""
+    _complain(sentence, notes)
     raise typer.Exit(code)
-
-
-def refuse(error: Exception) -> NoReturn:
-    """Bad input: prints every sentence of the error on a line of its own and ends with exit code 2."""
-    *others, last = getattr(error, "sentences", (str(error),))
-    for sentence in others:
-        _complain(sentence)
-    _complain(last, getattr(error, "__notes__", ()))
-    raise typer.Exit(2)
 
 
 def _complain(sentence: str, notes: Iterable[str] = ()) -> None:

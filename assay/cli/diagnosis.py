@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from assay import config as configuration
-from assay.cli.app import CHECKS, DIAGNOSE, OUTPUT, TRUST, refuse, verb
+from assay.cli.app import ALL_PASSES, AS_JSON, CHECKS, DIAGNOSE, FORMAT, IGNORE, OUTPUT, SELECT, TRUST, verb
 
 
 class Format(StrEnum):
@@ -34,34 +33,14 @@ def doctor(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH", help="Run directories, scripts, notebooks, logs, batches.")
     ],
-    how: Annotated[
-        Format, typer.Option("--format", help="Format of the report.", rich_help_panel=OUTPUT)
-    ] = Format.FULL,
-    chosen: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--select",
-            metavar="CODES",
-            help="Runs only these checks: codes, names, families; comma-separated.",
-            rich_help_panel=CHECKS,
-        ),
-    ] = None,
-    ignored: Annotated[
-        list[str] | None,
-        typer.Option("--ignore", metavar="CODES", help="Skips these checks.", rich_help_panel=CHECKS),
-    ] = None,
+    how: Annotated[Format, FORMAT] = Format.FULL,
+    chosen: Annotated[list[str] | None, SELECT] = None,
+    ignored: Annotated[list[str] | None, IGNORE] = None,
     fail_on: Annotated[
         FailOn,
         typer.Option(help="Exit code 1 on findings of this level or above; errors are proven.", rich_help_panel=OUTPUT),
     ] = FailOn.ERROR,
-    all_passes: Annotated[
-        bool,
-        typer.Option(
-            "--explain-all-passes",
-            help="Also lists the healthy checks and what each of them read.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
+    all_passes: Annotated[bool, ALL_PASSES] = False,
     why: Annotated[
         bool,
         typer.Option(
@@ -85,23 +64,16 @@ def doctor(
     Each finding comes with its evidence and its fix. The report also counts what was checked and is healthy.
     """
     from assay.doctor import command
-    from assay.doctor.report.select import UnknownCode
-    from assay.programs.read.text import SourceError
-    from assay.record import RunError
-    from assay.record.batch import BatchError
 
     codes = {"chosen": chosen or [], "ignored": ignored or []}
-    try:
-        again = None
-        if recompute:
-            from assay.train.recheck import recheck
+    again = None
+    if recompute:
+        from assay.train.recheck import recheck
 
-            again = partial(recheck, trust=trust)
-        code = command.run(
-            paths, how=how, fail_on=fail_on, all_passes=all_passes, why=why, out=out, recompute=again, **codes
-        )
-    except (UnknownCode, configuration.ConfigError, RunError, BatchError, SourceError, command.OutError) as error:
-        refuse(error)
+        again = partial(recheck, trust=trust)
+    code = command.run(
+        paths, how=how, fail_on=fail_on, all_passes=all_passes, why=why, out=out, recompute=again, **codes
+    )
     raise typer.Exit(code)
 
 
@@ -113,19 +85,15 @@ def explain(
             metavar="[CODE OR WORDS]...", help="A code, a name or a symptom in plain words; by default all."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints it as JSON.", rich_help_panel=OUTPUT)] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Explains an illness, or finds those that fit a symptom.
 
     Says what is checked, why it hurts, how to fix it, and when the finding is wrong.
     """
     from assay.doctor import command
-    from assay.doctor.report.select import UnknownCode
 
-    try:
-        raise typer.Exit(command.explain(" ".join(words or []), json=as_json))
-    except UnknownCode as error:
-        refuse(error)
+    raise typer.Exit(command.explain(" ".join(words or []), json=as_json))
 
 
 @verb("watch", DIAGNOSE, context_settings={"allow_interspersed_args": False})
@@ -142,33 +110,16 @@ def watch(
             rich_help_panel=CHECKS,
         ),
     ] = None,
-    how: Annotated[
-        Format, typer.Option("--format", help="Format of the report.", rich_help_panel=OUTPUT)
-    ] = Format.FULL,
-    chosen: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--select", metavar="CODES", help="Runs only these checks; comma-separated.", rich_help_panel=CHECKS
-        ),
-    ] = None,
-    ignored: Annotated[
-        list[str] | None,
-        typer.Option("--ignore", metavar="CODES", help="Skips these checks.", rich_help_panel=CHECKS),
-    ] = None,
+    how: Annotated[Format, FORMAT] = Format.FULL,
+    chosen: Annotated[list[str] | None, SELECT] = None,
+    ignored: Annotated[list[str] | None, IGNORE] = None,
     fail_on: Annotated[
         FailOn | None,
         typer.Option(
             help="Exit code 1 on findings of this level, if the script itself ends with 0.", rich_help_panel=OUTPUT
         ),
     ] = None,
-    all_passes: Annotated[
-        bool,
-        typer.Option(
-            "--explain-all-passes",
-            help="Also lists the healthy checks and what each of them read.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
+    all_passes: Annotated[bool, ALL_PASSES] = False,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Writes the report to this file instead of stderr.", rich_help_panel=OUTPUT),
@@ -178,54 +129,39 @@ def watch(
 
     The script runs unchanged. The doctor checks its first updates; a finding names the line to change.
     """
-    from assay.doctor.report.select import UnknownCode
     from assay.watch import command
 
-    try:
-        code = command.run(
-            script,
-            arguments or [],
-            steps=steps,
-            how=how,
-            out=out,
-            fail_on=None if fail_on is None else fail_on.value,
-            chosen=chosen or [],
-            ignored=ignored or [],
-            all_passes=all_passes,
-        )
-    except (UnknownCode, command.WatchError) as error:
-        refuse(error)
+    code = command.run(
+        script,
+        arguments or [],
+        steps=steps,
+        how=how,
+        out=out,
+        fail_on=None if fail_on is None else fail_on.value,
+        chosen=chosen or [],
+        ignored=ignored or [],
+        all_passes=all_passes,
+    )
     raise typer.Exit(code)
 
 
 @verb("verify", DIAGNOSE)
 def verify(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Prints it as JSON.", rich_help_panel=OUTPUT)] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Checks that a run is as it was written.
 
     Reads every byte that has a checksum and names what is damaged. Exit code 1 on problems.
     """
-    import sys
-
-    from assay.machine.terminal import printable
-    from assay.record import RunError
+    from assay.machine.terminal import ProgressLine, printable
     from assay.record import verify as verification
 
-    live = sys.stderr.isatty()
-
-    def show(name: str) -> None:
-        if live:
-            typer.echo(f"\r\x1b[K{printable(f'reading {name}')}"[:100], err=True, nl=False)
-
+    progress = ProgressLine()
     try:
-        found = verification.verify(run, on_file=show)
-    except RunError as error:
-        refuse(error)
+        found = verification.verify(run, on_file=lambda name: progress.show(f"reading {name}"))
     finally:
-        if live:
-            typer.echo("\r\x1b[K", err=True, nl=False)
+        progress.clear()
     if as_json:
         typer.echo(verification.as_json(run, found))
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay import config as configuration
-from assay.cli.app import AMOUNT, CHECKS, OUTPUT, PREPARE, SET, SETTINGS, TRAIN, TRUST, fail, refuse, say, verb
+from assay.cli.app import AMOUNT, AS_JSON, CHECKS, OUTPUT, PREPARE, SET, SETTINGS, TRAIN, TRUST, say, verb
 
 if TYPE_CHECKING:
     from assay.train.watch import Watcher
@@ -55,29 +55,21 @@ def train(
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Trains a policy with GRPO and writes a run directory."""
-    from assay.record import RunError
-    from assay.train.failure import RunFailed
-
-    try:
-        if doctor not in ("off", "warn", "strict"):
-            raise configuration.ConfigError(f"--doctor {doctor} is not one of off, warn, strict")
-        if resume is not None:
-            if print_config:
-                raise configuration.ConfigError("--print-config prints a config for a new run; leave out --resume")
-            code = _resume(resume, config, out, overrides or [], changes or [], doctor, trust=trust)
-        else:
-            if trust:
-                raise configuration.ConfigError("--trust is only for --resume; a config that you name is trusted")
-            if changes:
-                raise configuration.ConfigError("--change is only for --resume; use --set for a new run")
-            if print_config:
-                typer.echo(configuration.template(config, overrides or []))
-                return
-            code = _start(configuration.load(config, overrides or []), out, doctor)
-    except (configuration.ConfigError, RunError) as error:
-        refuse(error)
-    except RunFailed as error:
-        fail(error, 1)
+    if doctor not in ("off", "warn", "strict"):
+        raise configuration.ConfigError(f"--doctor {doctor} is not one of off, warn, strict")
+    if resume is not None:
+        if print_config:
+            raise configuration.ConfigError("--print-config prints a config for a new run; leave out --resume")
+        code = _resume(resume, config, out, overrides or [], changes or [], doctor, trust=trust)
+    else:
+        if trust:
+            raise configuration.ConfigError("--trust is only for --resume; a config that you name is trusted")
+        if changes:
+            raise configuration.ConfigError("--change is only for --resume; use --set for a new run")
+        if print_config:
+            typer.echo(configuration.template(config, overrides or []))
+            return
+        code = _start(configuration.load(config, overrides or []), out, doctor)
     raise typer.Exit(code)
 
 
@@ -117,7 +109,7 @@ def evaluate(
             rich_help_panel=SETTINGS,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints the result as JSON.", rich_help_panel=OUTPUT)] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Evaluates a run's policy on held-out problems.
@@ -125,34 +117,27 @@ def evaluate(
     Reports mean reward, pass@1 and pass@k. Writes nothing to the run.
     """
     import json
-    import sys
 
-    from assay.record import RunDirectory, RunError
-    from assay.train.failure import RunFailed
+    from assay.record import RunDirectory
 
     counts = {"evaluate.prompts": prompts, "evaluate.samples": samples}
-    try:
-        if config is not None and not (target / "run.json").exists():
-            configuration.load(config, overrides or [])
-        elif not (target / "config.json").exists():
-            RunDirectory.open(target)
-        say("importing torch and transformers ...")
-        from assay.machine.terminal import ProgressLine
-        from assay.train.evaluate.eval_command import evaluate_saved, evaluation_table
+    if config is not None and not (target / "run.json").exists():
+        configuration.load(config, overrides or [])
+    elif not (target / "config.json").exists():
+        RunDirectory.open(target)
+    say("importing torch and transformers ...")
+    from assay.machine.terminal import ProgressLine
+    from assay.train.evaluate.eval_command import evaluate_saved, evaluation_table
 
-        evaluated = evaluate_saved(
-            target,
-            config_file=config,
-            overrides=[*(overrides or []), *(f"{name}={n}" for name, n in counts.items() if n is not None)],
-            checkpoint=checkpoint,
-            progress=ProgressLine(sys.stderr),
-            report=say,
-            trust=trust,
-        )
-    except (configuration.ConfigError, RunError) as error:
-        refuse(error)
-    except RunFailed as error:
-        fail(error, 1)
+    evaluated = evaluate_saved(
+        target,
+        config_file=config,
+        overrides=[*(overrides or []), *(f"{name}={n}" for name, n in counts.items() if n is not None)],
+        checkpoint=checkpoint,
+        progress=ProgressLine(),
+        report=say,
+        trust=trust,
+    )
     typer.echo(json.dumps(evaluated.row) if as_json else evaluation_table(evaluated))
 
 
@@ -169,18 +154,14 @@ def show(
     count: Annotated[int, typer.Option("--n", metavar="N", min=1, help="How many prompts.")] = 3,
 ) -> None:
     """Prints completions of a run with their rewards."""
-    from assay.record import RunError
     from assay.train.show.show_command import show_lines
 
     orders = [name for name, flag in {"best": best, "worst": worst, "spread": spread}.items() if flag]
-    try:
-        if len(orders) > 1:
-            raise configuration.ConfigError(f"--{orders[0]} and --{orders[1]} cannot be combined; choose one")
-        order = orders[0] if orders else "spread"
-        for line in show_lines(run, step=step, prompt=prompt, order=order, count=count):
-            typer.echo(line)
-    except (configuration.ConfigError, RunError) as error:
-        refuse(error)
+    if len(orders) > 1:
+        raise configuration.ConfigError(f"--{orders[0]} and --{orders[1]} cannot be combined; choose one")
+    order = orders[0] if orders else "spread"
+    for line in show_lines(run, step=step, prompt=prompt, order=order, count=count):
+        typer.echo(line)
 
 
 @verb("export", TRAIN)
@@ -197,22 +178,17 @@ def export(
 
     A LoRA run without --merge becomes a PEFT adapter.
     """
-    import sys
-
-    from assay.record import RunDirectory, RunError
+    from assay.record import RunDirectory
     from assay.train.run.refusals import refuse_existing
 
-    try:
-        refuse_existing(out)
-        RunDirectory.open(run)
-        say("importing torch and transformers ...")
-        from assay.machine.terminal import ProgressLine
-        from assay.train.evaluate.export import export_run
+    refuse_existing(out)
+    RunDirectory.open(run)
+    say("importing torch and transformers ...")
+    from assay.machine.terminal import ProgressLine
+    from assay.train.evaluate.export import export_run
 
-        ticker = ProgressLine(sys.stderr).ticker("warm start")
-        export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say, trust=trust)
-    except (configuration.ConfigError, RunError) as error:
-        refuse(error)
+    ticker = ProgressLine().ticker("warm start")
+    export_run(run, out, merge=merge, name=checkpoint, on_warm_step=ticker, report=say, trust=trust)
     typer.echo(str(out))
 
 
@@ -253,9 +229,7 @@ def reward_check(
         float,
         typer.Option(min=0.01, metavar="SECONDS", help="How long one call may take.", rich_help_panel=AMOUNT),
     ] = 2.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Prints all verdicts as JSON.", rich_help_panel=OUTPUT)
-    ] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
     verbose: Annotated[
         bool,
         typer.Option("--verbose", help="Shows healthy checks, and what checks lacked.", rich_help_panel=OUTPUT),
@@ -268,11 +242,8 @@ def reward_check(
     from assay.reward_check import command
 
     named = command.settings(functions or [], task, options or [])
-    try:
-        settings = configuration.load(config, [*(overrides or []), *named])
-        code = command.run(settings, samples, timeout, completions, as_json=as_json, verbose=verbose)
-    except configuration.ConfigError as error:
-        refuse(error)
+    settings = configuration.load(config, [*(overrides or []), *named])
+    code = command.run(settings, samples, timeout, completions, as_json=as_json, verbose=verbose)
     raise typer.Exit(code)
 
 
@@ -287,16 +258,13 @@ def tasks(
     from assay.machine.terminal import printable
     from assay.tasks import listing
 
-    try:
-        if name is None:
-            lines = listing.all_tasks()
-        else:
-            settings = configuration.load(None, overrides or [])
-            lines = listing.one_task(replace(settings, task=replace(settings.task, name=name)))
-        for line in lines:
-            typer.echo(printable(line))  # a file may hold anything
-    except configuration.ConfigError as error:
-        refuse(error)
+    if name is None:
+        lines = listing.all_tasks()
+    else:
+        settings = configuration.load(None, overrides or [])
+        lines = listing.one_task(replace(settings, task=replace(settings.task, name=name)))
+    for line in lines:
+        typer.echo(printable(line))  # a file may hold anything
 
 
 def _start(settings: configuration.Config, out: Path | None, doctor: str) -> int:

@@ -24,7 +24,7 @@ EMBEDDED = "embedded"
 LANGUAGE_MODEL: dict[str, dict[str, Any]] = {
     section: defaults
     for section, kind in get_type_hints(Config).items()
-    if (defaults := {one.name: one.metadata["other"] for one in fields(kind) if one.metadata["other"] is not None})
+    if (defaults := {key.name: key.metadata["other"] for key in fields(kind) if key.metadata["other"] is not None})
 }
 LORA_RATE = 1e-4  # adapters start at 0 and are few: they take about ten times the rate of full weights and more
 # DeepSeekMath, DAPO and TRL's default train with 1e-6; SmolLM2-135M still learns steadily at 1e-5

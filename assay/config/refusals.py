@@ -10,152 +10,94 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.machine.user_error import UserError
+
 if TYPE_CHECKING:
     from assay.config.sections import Config
 
 MOST_THREADS = 1024  # with very many, torch ends the process without a word
 _CLIP = "loss.clip_low and loss.clip_high"
 
-# what TRL, verl, OpenRLHF and Hugging Face call it -> what it is called here
-ALIASES = {
-    # run
-    "max_steps": "run.steps",
-    "num_steps": "run.steps",
-    "num_train_epochs": "run.steps (steps are counted, not passes over the data)",
-    "num_episodes": "run.steps (steps are counted, not passes over the data)",
-    "total_epochs": "run.steps (steps are counted, not passes over the data)",
-    "total_training_steps": "run.steps",
-    "run_name": "run.name",
-    "experiment_name": "run.name",
-    "data_seed": "run.seed",
-    "output_dir": "--out, an option of the command line",
-    "default_local_dir": "--out, an option of the command line",
-    "save_path": "--out, an option of the command line",
-    "resume_from_checkpoint": "--resume, an option of the command line",
-    # model
-    "model": "model.path",
-    "model_name": "model.path",
-    "model_name_or_path": "model.path",
-    "pretrain": "model.path",
-    "torch_dtype": "model.dtype",
-    "bf16": 'model.dtype = "bfloat16"',
-    "lora_r": "model.lora_rank",
-    "r": "model.lora_rank",
-    "target_modules": "model.lora_targets",
-    "lora_target_modules": "model.lora_targets",
-    "enable_gradient_checkpointing": "model.gradient_checkpointing",
-    # task and reward
-    "dataset": "task.name",
-    "dataset_name": "task.name",
-    "train_dataset": "task.name",
-    "train_files": "task.name",
-    "prompt_data": "task.name",
-    "eval_dataset": "task.options.heldout_file",
-    "val_files": "task.options.heldout_file",
-    "max_prompt_length": "task.long_prompts (prompts are never cut; too long ones stop the run or are skipped)",
-    "prompt_max_len": "task.long_prompts (prompts are never cut; too long ones stop the run or are skipped)",
-    "reward_funcs": "reward.functions",
-    "reward_fn": "reward.functions",
-    "custom_reward_function": "reward.functions",
-    "reward_weights": "reward.weights",
-    "reward_model": "judge.path",
-    "reward_pretrain": "judge.path",
-    # rollout
-    "batch_size": "rollout.prompts (prompts per step; each gets rollout.group_size answers)",
-    "train_batch_size": "rollout.prompts (prompts per step; each gets rollout.group_size answers)",
-    "rollout_batch_size": "rollout.prompts (prompts per step; each gets rollout.group_size answers)",
-    "generation_batch_size": "rollout.prompts x rollout.group_size",
-    "n": "rollout.group_size",
-    "num_generations": "rollout.group_size",
-    "n_samples_per_prompt": "rollout.group_size",
-    "max_new_tokens": "rollout.max_tokens",
-    "max_completion_length": "rollout.max_tokens",
-    "max_response_length": "rollout.max_tokens",
-    "response_length": "rollout.max_tokens",
-    "generate_max_len": "rollout.max_tokens",
-    "stop_strings": "rollout.stop",
-    "mask_truncated_completions": 'rollout.truncated = "mask"',
-    "overlong_buffer": 'rollout.truncated = "penalise" and rollout.penalty_tokens',
-    "dynamic_sampling": 'rollout.zero_variance = "refill"',
-    "dynamic_filtering": 'rollout.zero_variance = "refill"',
-    "filter_groups": 'rollout.zero_variance = "refill"',
-    # advantage and loss
-    "scale_rewards": "advantage.std and advantage.scale",
-    "norm_adv_by_std_in_grpo": "advantage.std",
-    "loss_type": "loss.objective",
-    "adv_estimator": "loss.objective and advantage.baseline",
-    "importance_sampling_level": 'loss.objective = "gspo" for the level of sequences',
-    "loss_agg_mode": "loss.objective",
-    "epsilon": f"{_CLIP} (advantage.epsilon is what is added to the std)",
-    "epsilon_low": "loss.clip_low",
-    "epsilon_high": "loss.clip_high",
-    "cliprange": _CLIP,
-    "clip_range": _CLIP,
-    "clip_ratio": _CLIP,
-    "clip_ratio_low": "loss.clip_low",
-    "clip_ratio_high": "loss.clip_high",
-    "clip_ratio_c": "loss.dual_clip",
-    "eps_clip": _CLIP,
-    "eps_clip_low": "loss.clip_low",
-    "eps_clip_high": "loss.clip_high",
-    "beta": "loss.kl_coef",
-    "kl_beta": "loss.kl_coef",
-    "init_kl_coef": "loss.kl_coef",
-    "kl_loss_coef": "loss.kl_coef",
-    "kl_coeff": "loss.kl_coef",
-    "kl_loss_type": "loss.kl_estimator",
-    "kl_penalty": "loss.kl_estimator",
-    "use_kl_in_reward": 'loss.kl_placement = "reward"',
-    "use_kl_loss": 'loss.kl_placement = "loss"',
-    "entropy_coeff": "loss.entropy_coef",
-    "ref_model_sync_steps": "loss.reference_every",
-    "vllm_importance_sampling_correction": "loss.correction",
-    "vllm_importance_sampling_cap": "loss.correction_high",
-    # optimizer
-    "lr": "optimizer.learning_rate",
-    "actor_learning_rate": "optimizer.learning_rate",
-    "lr_scheduler_type": "optimizer.schedule",
-    "lr_scheduler": "optimizer.schedule",
-    "warmup_steps": "optimizer.warmup",
-    "lr_warmup_steps": "optimizer.warmup",
-    "warmup_ratio": "optimizer.warmup (a number of updates, not a share)",
-    "lr_warmup_ratio": "optimizer.warmup (a number of updates, not a share)",
-    "lr_warmup_steps_ratio": "optimizer.warmup (a number of updates, not a share)",
-    "adam_beta1": "optimizer.beta1",
-    "adam_beta2": "optimizer.beta2",
-    "betas": "optimizer.beta1 and optimizer.beta2",
-    "max_grad_norm": "optimizer.clip_norm",
-    "max_norm": "optimizer.clip_norm",
-    "grad_clip": "optimizer.clip_norm",
-    "gradient_clipping": "optimizer.clip_norm",
-    "num_iterations": "optimizer.epochs",
-    "mu": "optimizer.epochs",
-    "ppo_epochs": "optimizer.epochs",
-    "max_epochs": "optimizer.epochs",
-    "steps_per_generation": "optimizer.minibatches x optimizer.microbatches",
-    "ppo_mini_batch_size": "optimizer.minibatches (how many, not how large)",
-    "mini_batch_size": "optimizer.minibatches (how many, not how large)",
-    "gradient_accumulation_steps": "optimizer.microbatches",
-    "per_device_train_batch_size": "optimizer.microbatches (how many passes an update takes; rollout.prompts x "
-    "rollout.group_size answers make a step)",
-    "micro_train_batch_size": "optimizer.microbatches (how many passes an update takes, not how large)",
-    "ppo_micro_batch_size_per_gpu": "optimizer.microbatches (how many passes an update takes, not how large)",
-    "ppo_max_token_len_per_gpu": "optimizer.pass_tokens",
-    # checkpoint, evaluate, log
-    "save_steps": "checkpoint.every",
-    "save_freq": "checkpoint.every",
-    "save_total_limit": "checkpoint.keep",
-    "eval_steps": "evaluate.every",
-    "test_freq": "evaluate.every",
-    "num_generations_eval": "evaluate.samples",
-    "log_completions": "record.rollouts",
-    "report_to": "log.tensorboard, log.wandb and log.trackio",
-    "logger": "log.tensorboard, log.wandb and log.trackio",
-    "use_wandb": "log.wandb",
-    "use_tensorboard": "log.tensorboard",
-    "wandb_project": "log.wandb",
-    "project_name": "log.wandb",
+# what it is called here -> what TRL, verl, OpenRLHF and Hugging Face call it
+_CALLED = {
+    "run.steps": "max_steps num_steps total_training_steps",
+    "run.steps (steps are counted, not passes over the data)": "num_train_epochs num_episodes total_epochs",
+    "run.name": "run_name experiment_name",
+    "run.seed": "data_seed",
+    "--out, an option of the command line": "output_dir default_local_dir save_path",
+    "--resume, an option of the command line": "resume_from_checkpoint",
+    "model.path": "model model_name model_name_or_path pretrain",
+    "model.dtype": "torch_dtype",
+    'model.dtype = "bfloat16"': "bf16",
+    "model.lora_rank": "lora_r r",
+    "model.lora_targets": "target_modules lora_target_modules",
+    "model.gradient_checkpointing": "enable_gradient_checkpointing",
+    "task.name": "dataset dataset_name train_dataset train_files prompt_data",
+    "task.options.heldout_file": "eval_dataset val_files",
+    "task.long_prompts (prompts are never cut; too long ones stop the run or are skipped)": (
+        "max_prompt_length prompt_max_len"
+    ),
+    "reward.functions": "reward_funcs reward_fn custom_reward_function",
+    "reward.weights": "reward_weights",
+    "judge.path": "reward_model reward_pretrain",
+    "rollout.prompts (prompts per step; each gets rollout.group_size answers)": (
+        "batch_size train_batch_size rollout_batch_size"
+    ),
+    "rollout.prompts x rollout.group_size": "generation_batch_size",
+    "rollout.group_size": "n num_generations n_samples_per_prompt",
+    "rollout.max_tokens": "max_new_tokens max_completion_length max_response_length response_length generate_max_len",
+    "rollout.stop": "stop_strings",
+    'rollout.truncated = "mask"': "mask_truncated_completions",
+    'rollout.truncated = "penalise" and rollout.penalty_tokens': "overlong_buffer",
+    'rollout.zero_variance = "refill"': "dynamic_sampling dynamic_filtering filter_groups",
+    "advantage.std and advantage.scale": "scale_rewards",
+    "advantage.std": "norm_adv_by_std_in_grpo",
+    "loss.objective": "loss_type loss_agg_mode",
+    "loss.objective and advantage.baseline": "adv_estimator",
+    'loss.objective = "gspo" for the level of sequences': "importance_sampling_level",
+    f"{_CLIP} (advantage.epsilon is what is added to the std)": "epsilon",
+    "loss.clip_low": "epsilon_low clip_ratio_low eps_clip_low",
+    "loss.clip_high": "epsilon_high clip_ratio_high eps_clip_high",
+    _CLIP: "cliprange clip_range clip_ratio eps_clip",
+    "loss.dual_clip": "clip_ratio_c",
+    "loss.kl_coef": "beta kl_beta init_kl_coef kl_loss_coef kl_coeff",
+    "loss.kl_estimator": "kl_loss_type kl_penalty",
+    'loss.kl_placement = "reward"': "use_kl_in_reward",
+    'loss.kl_placement = "loss"': "use_kl_loss",
+    "loss.entropy_coef": "entropy_coeff",
+    "loss.reference_every": "ref_model_sync_steps",
+    "loss.correction": "vllm_importance_sampling_correction",
+    "loss.correction_high": "vllm_importance_sampling_cap",
+    "optimizer.learning_rate": "lr actor_learning_rate",
+    "optimizer.schedule": "lr_scheduler_type lr_scheduler",
+    "optimizer.warmup": "warmup_steps lr_warmup_steps",
+    "optimizer.warmup (a number of updates, not a share)": "warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio",
+    "optimizer.beta1": "adam_beta1",
+    "optimizer.beta2": "adam_beta2",
+    "optimizer.beta1 and optimizer.beta2": "betas",
+    "optimizer.clip_norm": "max_grad_norm max_norm grad_clip gradient_clipping",
+    "optimizer.epochs": "num_iterations mu ppo_epochs max_epochs",
+    "optimizer.minibatches x optimizer.microbatches": "steps_per_generation",
+    "optimizer.minibatches (how many, not how large)": "ppo_mini_batch_size mini_batch_size",
+    "optimizer.microbatches": "gradient_accumulation_steps",
+    (
+        "optimizer.microbatches (how many passes an update takes; rollout.prompts x rollout.group_size "
+        "answers make a step)"
+    ): "per_device_train_batch_size",
+    "optimizer.microbatches (how many passes an update takes, not how large)": (
+        "micro_train_batch_size ppo_micro_batch_size_per_gpu"
+    ),
+    "optimizer.pass_tokens": "ppo_max_token_len_per_gpu",
+    "checkpoint.every": "save_steps save_freq",
+    "checkpoint.keep": "save_total_limit",
+    "evaluate.every": "eval_steps test_freq",
+    "evaluate.samples": "num_generations_eval",
+    "record.rollouts": "log_completions",
+    "log.tensorboard, log.wandb and log.trackio": "report_to logger",
+    "log.wandb": "use_wandb wandb_project project_name",
+    "log.tensorboard": "use_tensorboard",
 }
+ALIASES = {theirs: ours for ours, names in _CALLED.items() for theirs in names.split()}
 
 # what other trainers have a setting for, and why there is none here
 ABSENT = {
@@ -170,7 +112,7 @@ ABSENT = {
 }
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """A config that cannot be run. Each sentence names a setting and the fix."""
 
     def __init__(self, *sentences: str) -> None:
@@ -212,7 +154,7 @@ def answer_without_section(key: str, sections: Mapping[str, Sequence[str]]) -> s
 
 
 def unknown_section(section: str, table: Mapping[str, object], sections: Mapping[str, Sequence[str]]) -> list[str]:
-    """What is said about an unknown section: the name that was meant, or where each of its settings belongs."""
+    """Sentences about an unknown section: the name that was meant, or where each of its settings belongs."""
     keys = [name.rpartition(".")[2] for name in _leaves(table)]
     meant = nearest(section, list(sections))
     known = [key for key in keys if key in ALIASES or key in ABSENT or any(key in names for names in sections.values())]

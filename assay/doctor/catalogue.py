@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
+from typing import Any
 
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Severity, Verdict
+from assay.verdict import Place, Severity, Verdict
 
 HEADINGS = ("What it checks", "Why it hurts", "How to fix it", "When it is wrong")
 
@@ -74,6 +76,31 @@ class Illness:
         return self.reward is not None and not self.looks_at(*KINDS)
 
 
+def illness(file: str, **words: Any) -> Illness:
+    """The illness of a file, which calls this with its `__name__` at its end.
+
+    The file's docstring is the explanation and its name is the illness's; its functions check_batch, check_curves,
+    check_source, check_run and check_reward are the checks. `words` are the other fields.
+    """
+    module = sys.modules[file]
+    checks: dict[str, Any] = {kind: getattr(module, f"check_{kind}", None) for kind in (*KINDS, "reward")}
+    return Illness(name=file.rpartition(".")[2], explanation=module.__doc__ or "", **checks, **words)
+
+
+def one_per_place(check: SourceCheck) -> SourceCheck:
+    """A check that gives one verdict for each place, the first: a function that is called twice is read twice."""
+
+    @wraps(check)
+    def first_verdicts(program: Program) -> Iterator[Verdict]:
+        seen: set[tuple[Place, ...]] = set()
+        for verdict in check(program):
+            if verdict.places[:1] not in seen:
+                seen.add(verdict.places[:1])
+                yield verdict
+
+    return first_verdicts
+
+
 @cache
 def catalogue() -> tuple[Illness, ...]:
     """All illnesses and laws by code."""
@@ -96,5 +123,9 @@ def illnesses_looking_at(*kinds: str) -> tuple[Illness, ...]:
 
 def by_code(code: str) -> Illness | None:
     """An illness by its code or its name, whatever the case: RAT01, rat01, ratio_not_one, ratio-not-one."""
-    wanted = code.strip().lower().replace("-", "_")
+    wanted = as_name(code)
     return next((illness for illness in catalogue() if wanted in (illness.code.lower(), illness.name)), None)
+
+
+def as_name(text: str) -> str:
+    return text.strip().lower().replace("-", "_")

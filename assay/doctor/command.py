@@ -9,20 +9,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from assay.doctor.catalogue import Illness, catalogue
-from assay.doctor.explain import FAMILIES, answers, as_json, by_family, explained, find, listed
+from assay.doctor.explain import FAMILIES, answers, as_json, by_family, find, list_illnesses, page_on
 from assay.doctor.inputs import Recompute, read_reports
-from assay.doctor.report import LEVELS, Report, escaped, write
+from assay.doctor.report import LEVELS, Report, escape, write
 from assay.doctor.report.select import UnknownCode, select
-from assay.doctor.report.summary import Summary
+from assay.doctor.report.summary import sum_up
 from assay.doctor.search import search
 from assay.machine import durable
+from assay.machine.user_error import UserError
 from assay.verdict import State
 
 _WIDEST = 120  # longer lines are hard to read
 _NO_TERMINAL = (100, 24)  # columns and lines where there is none
 
 
-class OutError(ValueError):
+class OutError(UserError, ValueError):
     """The report could not be written. The message is one sentence with the file."""
 
 
@@ -49,11 +50,11 @@ def run(
             durable.replace_file(out, f"{text}\n".encode("utf-8", "backslashreplace"))
         except OSError as error:
             raise OutError(f"{out} could not be written: {durable.reason(error)}") from error
-        counts = reports[0].counts if len(reports) == 1 else Summary.of(reports)
-        print(f"{escaped(str(out))}: {counts}", file=sys.stderr)
+        counts = reports[0].counts if len(reports) == 1 else sum_up(reports)
+        print(f"{escape(str(out))}: {counts}", file=sys.stderr)
     for report in reports if out is not None or how in ("json", "sarif") else ():  # nobody reads these as they are
         if report.failure:
-            print(f"assay: {escaped(report.failure)}", file=sys.stderr)
+            print(f"assay: {escape(report.failure)}", file=sys.stderr)
     return exit_code(reports, fail_on)
 
 
@@ -73,7 +74,7 @@ def exit_code(reports: Sequence[Report], fail_on: str) -> int:
 def explain(text: str, *, json: bool) -> int:
     """Of a code or a name its page, of a family its list, of plain words the illnesses that show so; of "" all."""
     known = by_family()
-    shown: Illness | list[Illness] | None = find(text, known) if text else known
+    shown: Illness | list[Illness] | None = find(text) if text else known
     family = [illness for illness in known if illness.family == text]
     if shown is None:
         shown = family or [hit.illness for hit in search(text, known)]
@@ -86,9 +87,9 @@ def explain(text: str, *, json: bool) -> int:
     if json:
         print_report(as_json(shown))
     elif isinstance(shown, Illness):
-        print_report(explained(shown, width=width_of_terminal(), colour=in_colour()))
+        print_report(page_on(shown, width=width_of_terminal(), colour=in_colour()))
     elif family or not text:
-        print_report(listed(shown, width=width_of_terminal(), colour=in_colour()))
+        print_report(list_illnesses(shown, width=width_of_terminal(), colour=in_colour()))
     else:
         print_report(answers(text, shown, width=width_of_terminal()))
     return 0

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from assay.doctor.catalogue import KINDS, Illness, catalogue, illnesses_looking_at
-from assay.doctor.evidence import Evidence
-from assay.doctor.trend import STEPS
-from assay.doctor.usable import usable
+from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.evidence.usable import usable
+from assay.doctor.facts.trend import STEPS
 from assay.machine.faults import FAULTS
 from assay.programs.program import Program
 from assay.verdict import LOUD, Confidence, Edit, Missing, Severity, State, Verdict, not_applicable, not_enough_data
@@ -28,6 +28,8 @@ _NEEDED = {
     "source": "the script",
     "run": "a run under assay watch",
 }
+# a finding is never surer than its evidence allows: a text did not run, and a curve has many causes
+_SUREST = {Program: Confidence.LIKELY, Curves: Confidence.POSSIBLE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +152,21 @@ def _rank(word: Word) -> tuple[int, int]:
 
 
 def _word(illness: Illness, evidence: Evidence) -> Word:
-    words: list[Word] = []  # of equals the first counts: the whole run before a batch, a late batch before an early one
-    if illness.run is not None and evidence.run is not None:
-        words.append(Word(illness, _ask(_together(illness, illness.run), evidence.run)))
-    if illness.source is not None:
-        check = _together(illness, illness.source)
-        words += [Word(illness, _ask(check, program), program.path) for program in evidence.programs]
-    if illness.curves is not None and evidence.curves is not None:
-        words.append(Word(illness, _ask(illness.curves, evidence.curves)))
-    if illness.batch is not None:
-        words += [Word(illness, _ask(illness.batch, batch), batch.source) for batch in reversed(evidence.batches)]
-    if illness.reward is not None and evidence.reward is not None:
-        words.append(Word(illness, _ask(illness.reward, evidence.reward), evidence.reward.name))
+    # of equals the first counts: the whole run before a batch, a late batch before an early one
+    looks: tuple[tuple[Callable[[Any], Verdict | Iterable[Verdict]] | None, list[tuple[Any, str]]], ...] = (
+        (illness.run, [(evidence.run, "")]),
+        (illness.source, [(program, program.path) for program in evidence.programs]),
+        (illness.curves, [(evidence.curves, "")]),
+        (illness.batch, [(batch, batch.source) for batch in reversed(evidence.batches)]),
+        (illness.reward, [(evidence.reward, evidence.reward.name if evidence.reward else "")]),
+    )
+    words = [
+        Word(illness, _verdict(illness, check, piece), source)
+        for check, pieces in looks
+        if check is not None
+        for piece, source in pieces
+        if piece is not None
+    ]
     if not words:
         if illness.needs_a_call:
             return Word(illness, not_enough_data("a reward to call (assay reward-check)"))
@@ -181,27 +186,32 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
     return Word(illness, verdict, loudest.source, len(found), seen_in)
 
 
-def _together(illness: Illness, check: Callable[[Any], Iterable[Verdict]]) -> Callable[[Any], Verdict]:
-    """A check of a script as one verdict: the surest finding, with the places of the others; else what it looked at."""
+def _verdict(illness: Illness, check: Callable[[Any], Verdict | Iterable[Verdict]], piece: Any) -> Verdict:
+    """Of a check that yields a verdict for each thing it looked at: the one that stands for all."""
+    try:
+        said = check(piece)
+        verdict = said if isinstance(said, Verdict) else _strongest(illness, list(said), piece)
+        surest = _SUREST.get(type(piece), Confidence.PROVEN)
+        is_surer = verdict.state is State.FINDING and verdict.confidence.rank > surest.rank
+        return replace(verdict, confidence=surest) if is_surer else verdict
+    except Missing as missing:
+        return not_enough_data(str(missing))
+    except FAULTS as error:  # a check of ours is wrong: it may stand in somebody's training loop
+        return Verdict(State.CRASHED, f"{type(error).__name__}: {error}")
 
-    def ask(piece: Any) -> Verdict:
-        verdicts = list(check(piece))
-        findings = [verdict for verdict in verdicts if verdict.state is State.FINDING]
-        found = [finding for finding in findings if not _is_ignored(illness, finding, piece)]
-        if found:
-            first = max(found, key=lambda verdict: (verdict.confidence.rank, -found.index(verdict)))
-            others = [place for verdict in found for place in verdict.places[:1] if place not in first.places]
-            each = tuple(dict.fromkeys(place for verdict in found for place in verdict.places[:1]))
-            places = (*first.places, *dict.fromkeys(others))
-            return replace(first, places=places, found_at=each, edit=_applicable(first.edit, piece))
-        kept = [verdict for verdict in verdicts if verdict.state is not State.FINDING]
-        if findings:
-            return not_applicable("a comment in the script asks to ignore it")
-        if not kept:
-            return not_applicable(NOTHING)
-        return max(kept, key=lambda verdict: LOUD[verdict.state])
 
-    return ask
+def _strongest(illness: Illness, verdicts: Sequence[Verdict], piece: Any) -> Verdict:
+    """The surest finding, with the places of the others; else what was looked at."""
+    findings = [verdict for verdict in verdicts if verdict.state is State.FINDING]
+    found = [finding for finding in findings if not _is_ignored(illness, finding, piece)]
+    if found:
+        first = max(found, key=lambda verdict: verdict.confidence.rank)
+        each = tuple(dict.fromkeys(place for verdict in found for place in verdict.places[:1]))
+        places = (*first.places, *(place for place in each if place not in first.places))
+        return replace(first, places=places, found_at=each, edit=_applicable(first.edit, piece))
+    if findings:
+        return not_applicable("a comment in the script asks to ignore it")
+    return max(verdicts, key=lambda verdict: LOUD[verdict.state], default=not_applicable(NOTHING))
 
 
 def _applicable(edit: Edit | None, piece: Any) -> Edit | None:
@@ -222,12 +232,3 @@ def _is_ignored(illness: Illness, verdict: Verdict, piece: Any) -> bool:
     return isinstance(piece, Program) and any(
         piece.ignores_at(place, illness.code, illness.name) for place in verdict.places[:1]
     )
-
-
-def _ask(check: Callable[[Any], Verdict], piece: Any) -> Verdict:
-    try:
-        return check(piece)
-    except Missing as missing:
-        return not_enough_data(str(missing))
-    except FAULTS as error:  # a check of ours is wrong: it may stand in somebody's training loop
-        return Verdict(State.CRASHED, f"{type(error).__name__}: {error}")

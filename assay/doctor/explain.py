@@ -13,9 +13,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from assay.doctor.catalogue import Illness, catalogue
+from assay.doctor.catalogue import Illness, as_name, by_code, catalogue
 from assay.doctor.report.select import UnknownCode, nearest
-from assay.doctor.report.text import bold, wrapped
+from assay.doctor.report.text import bold, wrap
 
 FAMILIES = {
     "SAMP": "sampling",
@@ -51,54 +51,53 @@ def looks_at(illness: Illness) -> list[str]:
     return [kind for kind in _KINDS if illness.looks_at(kind)]
 
 
-def find(text: str, known: Sequence[Illness]) -> Illness | None:
+def find(text: str) -> Illness | None:
     """The illness of that code or name. None of plain words; UnknownCode of what looks like a code or a name."""
-    wanted = text.strip().lower().replace("-", "_")
-    for illness in known:
-        if wanted in (illness.code.lower(), illness.name):
-            return illness
-    if not re.fullmatch(r"[a-z]{2,5}\d{1,2}|\w+_\w+", wanted):
-        return None
-    names = [*(illness.code for illness in known), *(illness.name for illness in known)]
-    raise UnknownCode(f"{text[:40]!r} is not a code or a name of an illness; {nearest(text, names)}")
+    illness = by_code(text)
+    if illness is None and re.fullmatch(r"[a-z]{2,5}\d{1,2}|\w+_\w+", as_name(text)):
+        raise UnknownCode(f"{text[:40]!r} is not a code or a name of an illness; {nearest(text, catalogue())}")
+    return illness
 
 
 def answers(text: str, found: Sequence[Illness], *, width: int) -> str:
     """What plain words lead to: a line for each illness, and what to run next."""
-    names = max(len(illness.name) for illness in found)
-    lines = [*wrapped(f"{text!r} may be:", width), ""]
-    for illness in found:
-        head = f"  {illness.code:<7}{illness.severity:<9}{illness.name:<{names}}  "
-        lines += wrapped(illness.summary, width, head, " " * min(len(head), width // 2))
-    lines += ["", *wrapped(f"read more:     assay explain {found[0].code}", width, "", " " * 15)]
+    lines = [*wrap(f"{text!r} may be:", width), "", *_rows(found, found, width)]
+    lines += ["", *wrap(f"read more:     assay explain {found[0].code}", width, "", " " * 15)]
     codes = [illness.code for illness in found if not illness.needs_a_call]
     if codes:
         sentence = f"look for them: assay doctor RUN, SCRIPT or LOG --select {','.join(codes)}"
-        lines += wrapped(sentence, width, "", " " * 15)
+        lines += wrap(sentence, width, "", " " * 15)
     if any(illness.looks_at("reward") for illness in found):
-        lines += wrapped("try a reward:  assay reward-check FILE.py:FUNCTION", width, "", " " * 15)
+        lines += wrap("try a reward:  assay reward-check FILE.py:FUNCTION", width, "", " " * 15)
     return "\n".join(lines)
 
 
-def listed(known: Sequence[Illness], *, width: int, colour: bool) -> str:
+def list_illnesses(known: Sequence[Illness], *, width: int, colour: bool) -> str:
     lines: list[str] = []
-    names = max(len(illness.name) for illness in known)
     for family, words in FAMILIES.items():
         members = [illness for illness in known if illness.family == family]
         of_rewards = [illness.code for illness in members if illness.needs_a_call]
         whose = f" ({of_rewards[0]} to {of_rewards[-1]}: assay reward-check)" if of_rewards else ""
         if members:
             lines += [*([""] if lines else []), bold(f"{family}  {words}{whose}", colour)]
-        for illness in members:
-            head = f"  {illness.code:<7}{illness.severity:<9}{illness.name:<{names}}  "
-            lines += wrapped(illness.summary, width, head, " " * min(len(head), width // 2))
+        lines += _rows(members, known, width)
     return "\n".join(lines)
 
 
-def explained(illness: Illness, *, width: int, colour: bool) -> str:
+def _rows(illnesses: Sequence[Illness], beside: Sequence[Illness], width: int) -> list[str]:
+    """A line or more of each illness; its name is as wide as the longest of those that stand `beside` it."""
+    names = max(len(illness.name) for illness in beside)
+    lines = []
+    for illness in illnesses:
+        head = f"  {illness.code:<7}{illness.severity:<9}{illness.name:<{names}}  "
+        lines += wrap(illness.summary, width, head, " " * min(len(head), width // 2))
+    return lines
+
+
+def page_on(illness: Illness, *, width: int, colour: bool) -> str:
     """The explanation for a terminal: paragraphs fill its width, code keeps its lines."""
     title = bold(f"{illness.code} {illness.name}", colour)
-    lines = [f"{title} ({illness.severity})", *wrapped(illness.summary, width)]
+    lines = [f"{title} ({illness.severity})", *wrap(illness.summary, width)]
     for block in re.split(r"\n\s*\n", illness.explanation.strip()):
         lines.append("")
         if block.startswith("## "):
@@ -106,9 +105,9 @@ def explained(illness: Illness, *, width: int, colour: bool) -> str:
             lines.append(bold(heading.removeprefix("## "), colour))
         for is_code, members in groupby(block.splitlines(), key=lambda line: line.startswith("    ")):
             part = list(members)
-            lines += part if is_code else wrapped(" ".join(" ".join(part).split()), width)
+            lines += part if is_code else wrap(" ".join(" ".join(part).split()), width)
     if illness.explains:
-        lines += ["", *wrapped(f"What may follow from it: {', '.join(sorted(illness.explains))}", width)]
+        lines += ["", *wrap(f"What may follow from it: {', '.join(sorted(illness.explains))}", width)]
     if illness.looks_at("reward"):
         also = "Looked" if illness.needs_a_call else "Also looked"
         lines += ["", f"{also} for by: assay reward-check"]

@@ -4,7 +4,6 @@ keeps the doctor from the others.
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,8 +14,9 @@ from assay.doctor.catalogue import KINDS, Illness, by_code, catalogue, illnesses
 from assay.doctor.diagnosis import NOTHING, Diagnosis, diagnose, root_causes
 from assay.doctor.evidence import Evidence
 from assay.doctor.evidence.open import input_paths, open_evidence
-from assay.doctor.report import NO_TRAINING, Crash, Report, escaped
+from assay.doctor.report import NO_TRAINING, Crash, Report
 from assay.doctor.report.select import nearest
+from assay.machine.terminal import ProgressLine
 from assay.programs.program import Program
 from assay.programs.read.text import SourceError
 from assay.record import RunError
@@ -51,31 +51,30 @@ def read_reports(paths: Sequence[Path], illnesses: Sequence[Illness], recompute:
 
 
 def _report(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None, raises: bool) -> Report:
+    unread, crash = "", None
     try:
-        with _Looking(path):
-            return _diagnose_path(path, illnesses, recompute)
+        progress = ProgressLine()
+        progress.show(f"looking at {path} ...")
+        try:
+            evidence = open_evidence(path)
+            if recompute is not None:
+                left_out: list[str] = []
+                # of equal words the last batch's counts
+                batches = (*evidence.batches, *recompute(path, left_out.append))
+                evidence = replace(evidence, batches=batches, notes=(*evidence.notes, *left_out))
+            diagnosis = diagnose(evidence, illnesses)
+            notes = [note for program in evidence.programs for note in _of_comments(program, illnesses)]
+            if evidence.programs and _is_no_training(evidence, diagnosis, illnesses):
+                notes.insert(0, NO_TRAINING)
+            return Report.of(str(path), evidence, replace(diagnosis, notes=(*diagnosis.notes, *notes)))
+        finally:
+            progress.clear()
     except UNREADABLE as error:
         if raises:
             raise
-        return _failed_report(path, unread=str(error))
+        unread = str(error)
     except Exception as error:
-        return _failed_report(path, crash=_crash(error))
-
-
-def _diagnose_path(path: Path, illnesses: Sequence[Illness], recompute: Recompute | None) -> Report:
-    evidence = open_evidence(path)
-    if recompute is not None:
-        left_out: list[str] = []
-        batches = (*evidence.batches, *recompute(path, left_out.append))  # of equal words the last batch's counts
-        evidence = replace(evidence, batches=batches, notes=(*evidence.notes, *left_out))
-    diagnosis = diagnose(evidence, illnesses)
-    notes = [note for program in evidence.programs for note in _of_comments(program, illnesses)]
-    if evidence.programs and _is_no_training(evidence, diagnosis, illnesses):
-        notes.insert(0, NO_TRAINING)
-    return Report.of(str(path), evidence, replace(diagnosis, notes=(*diagnosis.notes, *notes)))
-
-
-def _failed_report(path: Path, *, unread: str = "", crash: Crash | None = None) -> Report:
+        crash = _crash(error)
     return Report(str(path), Diagnosis(()), "nothing that could be looked at", True, unread=unread, crash=crash)
 
 
@@ -99,7 +98,6 @@ def _is_no_training(evidence: Evidence, diagnosis: Diagnosis, illnesses: Sequenc
 def _of_comments(program: Program, illnesses: Sequence[Illness]) -> list[str]:
     """Notes on what comments silence, and on comments that name no code or silence nothing."""
     checked_codes = {illness.code for illness in illnesses if illness.source is not None}
-    known = [word for illness in catalogue() for word in (illness.code, illness.name)]
     notes = [
         f"{place}: {code} is silenced by a comment{f': {ignore.reason}' if ignore.reason else ''}"
         for (code, place), ignore in program.silenced.items()
@@ -107,7 +105,7 @@ def _of_comments(program: Program, illnesses: Sequence[Illness]) -> list[str]:
     for ignore in program.ignores:
         named = {word: by_code(word) for word in sorted(ignore.codes)}
         unknown = [word for word, illness in named.items() if illness is None]
-        notes += [f"{ignore.place}: ignore[{word}] is not a code; {nearest(word, known)}" for word in unknown]
+        notes += [f"{ignore.place}: ignore[{word}] is not a code; {nearest(word, catalogue())}" for word in unknown]
         codes = {illness.code if illness else "" for illness in named.values()}
         if ignore not in program.used_ignores and codes and codes <= checked_codes:
             notes.append(f"{ignore.place}: `{ignore.place.text}` silences nothing; take it away")
@@ -130,20 +128,3 @@ def _once(reports: Sequence[Report]) -> list[Report]:
         diagnosis = replace(report.diagnosis, words=tuple(words), causes=root_causes(words))
         kept.append(replace(report, diagnosis=diagnosis))
     return kept
-
-
-class _Looking:
-    """One line on a terminal's stderr while a long run is read."""
-
-    def __init__(self, path: Path) -> None:
-        self._line = f"looking at {escaped(str(path))} ..." if sys.stderr.isatty() else ""
-
-    def __enter__(self) -> None:
-        self._show(self._line)
-
-    def __exit__(self, *_: object) -> None:
-        self._show("\r\x1b[K" if self._line else "")
-
-    def _show(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()

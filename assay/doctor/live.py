@@ -21,8 +21,9 @@ from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.events import size_of_model
-from assay.doctor.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION
-from assay.doctor.rounding import SAME_PASS
+from assay.doctor.facts.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION
+from assay.doctor.facts.rounding import SAME_PASS
+from assay.machine.terminal import escape
 from assay.record import (
     RunDirectory,
     RunError,
@@ -37,7 +38,7 @@ from assay.record.rollout_batch import batch_of_rows
 from assay.record.rollouts import rollout_rows
 from assay.record.settings import settings_of
 from assay.types import StepRecord
-from assay.verdict import Confidence, Severity, State, escaped
+from assay.verdict import Confidence, Severity, State
 
 BUDGET = 0.01  # share of the run's time; the examinations, which train makes, cost about as much again
 FEW = 10  # first steps after each of which the curves are looked at; then every CURVES_EVERY-th
@@ -210,7 +211,7 @@ class LiveDoctor:
                 self._say(f"the check {word.code} broke and says nothing: {word.verdict.message}; the run goes on")
 
     def _say(self, *lines: str) -> None:
-        first, *others = map(escaped, lines)
+        first, *others = map(escape, lines)
         self.report("\n".join([f"{self.name}: {first}", *others]))
 
     def _batch(self, record: StepRecord, row: Mapping[str, Any]) -> Batch | None:

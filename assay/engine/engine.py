@@ -8,7 +8,7 @@ engine a run has.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from assay.config.sections import RolloutConfig
 from assay.types import Prompt, Rollout
@@ -25,11 +25,6 @@ class NoRoom(MemoryError):
 class Engine(Protocol):
     """One object serves a whole run, rollouts and evaluations alike: what it has prepared is expensive to rebuild."""
 
-    @property
-    def sampler_logprobs(self) -> Literal["sampled", "raw", "none"]:
-        """Of which distribution `Rollout.sampler_logprobs` are: the one that was sampled from (temperature and support
-        applied), the raw one (temperature 1, whole vocabulary), or none (they are NaN)."""
-
     def publish(self) -> None:
         """What is generated from now on is sampled from the policy's weights as they are now."""
 
@@ -45,7 +40,8 @@ class Engine(Protocol):
         on_token: Callable[[int, int], None] = lambda done, limit: None,
     ) -> list[list[Rollout]]:
         """`group_size` rollouts for each prompt. Same weights, same prompts, same seed: same rollouts. With `greedy`
-        every token is the likeliest one. `on_token(done, limit)` counts decoded positions of all rollouts, and may
+        every token is the likeliest one. `Rollout.sampler_logprobs` belong to the distribution that was sampled from,
+        temperature and support applied. `on_token(done, limit)` counts decoded positions of all rollouts, and may
         raise."""
 
     def release(self) -> None:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.config.sections import RolloutConfig
+from assay.engine.decoded import DecodedRollouts
 from assay.engine.engine import NoRoom
-from assay.engine.rows import Rows
-from assay.llama.decoder import Decoder, Sampled, Start
+from assay.llama.decoder import Decoder, Decoding, Sampled, Start
 from assay.machine.memory import free_bytes
 from assay.types import Prompt
 
@@ -44,10 +44,10 @@ def decode(
     settings: RolloutConfig,
     temperature: float,
     uniforms_RT: Tensor | None,
-    rows: Rows,
+    decoded: DecodedRollouts,
     on_token: Callable[[int, int], None],
 ) -> None:
-    """Fills the rows. `on_token(done, limit)` counts positions of all rollouts, and may raise."""
+    """Fills `decoded`. `on_token(done, limit)` counts positions of all rollouts, and may raise."""
     rollouts = len(prompts) * group_size
     width = max(len(prompt.tokens) for prompt in prompts) - 1
     wanted = min(max(settings.max_rows, group_size), rollouts)
@@ -60,15 +60,8 @@ def decode(
         )
     prompt_rows = _prompt_rows(slots, prompts, group_size)
     try:
-        decoder.open(
-            slots=slots,
-            prompt_rows=prompt_rows,
-            prompt_width=width,
-            settings=settings,
-            temperature=temperature,
-            uniforms_RT=uniforms_RT,
-        )
-        _Schedule(decoder, prompts, group_size, slots, prompt_rows).run(rows, on_token)
+        decoder.open(Decoding(slots, prompt_rows, width, settings, temperature, uniforms_RT))
+        _Schedule(decoder, prompts, group_size, slots, prompt_rows).run(decoded, on_token)
     finally:
         decoder.close()
 
@@ -93,13 +86,13 @@ class _Schedule:
         self.free_rows = list(range(prompt_rows))[::-1]
         self.unfinished = [group_size] * len(prompts)
 
-    def run(self, rows: Rows, on_token: Callable[[int, int], None]) -> None:
-        limit = self.count * rows.limit
+    def run(self, decoded: DecodedRollouts, on_token: Callable[[int, int], None]) -> None:
+        limit = self.count * decoded.limit
         while self.next < self.count or (self.rollouts_L != IDLE).any():
             self._fill()
             living = np.flatnonzero(self.rollouts_L != IDLE)
             rollouts, skipped = self.rollouts_L[living], self.skipped_L[living]
-            left = rows.limit - int((rows.lengths_R[rollouts] - skipped).min()) - self.ahead
+            left = decoded.limit - int((decoded.lengths_R[rollouts] - skipped).min()) - self.ahead
             now = max(min(self.decoder.look_every - self.ahead, left), 0)
             if now:
                 self.decoder.advance(now)
@@ -107,10 +100,10 @@ class _Schedule:
             self.ahead = max(min(self.decoder.ahead, left - now), 0)
             if self.ahead:
                 self.decoder.advance(self.ahead)
-            ended = rows.take(rollouts, *_of_slots(look(), living, skipped))
+            ended = decoded.take(rollouts, *_of_slots(look(), living, skipped))
             self.skipped_L[:] = 0
             self._free(living[ended])
-            on_token(rows.positions, limit)
+            on_token(decoded.positions, limit)
             self._shrink()
 
     def _fill(self) -> None:

@@ -3,32 +3,35 @@
 A prompt is computed once and its keys and values are shared by the group; log-probs are float32 and belong to the
 distribution that was sampled from; the sampled EOS is part of the rollout. Models of the Llama family are decoded by
 a decoder made for the device (scheduler.py, llama/cpu.py, llama/cuda.py), every other model by what it offers
-(portable.py): the same random numbers give the same rollouts on all of them, but for rounding.
+(policy/continuation.py): the same random numbers give the same rollouts on all of them, except for rounding.
 
-Shape legend: P prompts, R = P * G rollouts, T completion tokens.
+Shape legend: P prompts, R = P * G rollouts, T completion tokens, N rows that are decoded side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from assay.config.sections import RolloutConfig
-from assay.engine import portable, scheduler
-from assay.engine.rows import Rows
+from assay.engine import scheduler
+from assay.engine.decoded import DecodedRollouts
 from assay.llama.cpu import CpuDecoder
-from assay.llama.decoder import Decoder
+from assay.llama.decoder import Decoder, Sampled
 from assay.machine.device import as_current
 from assay.policy.causal import CausalPolicy
+from assay.policy.continuation import continue_prompts
+from assay.policy.policy import Policy
+from assay.sampling import draw
 from assay.types import Prompt, Rollout
 
 
 class SharedWeightsEngine:
-    sampler_logprobs: Literal["sampled"] = "sampled"
-
-    def __init__(self, policy: CausalPolicy) -> None:
+    def __init__(self, policy: Policy) -> None:
+        assert isinstance(policy, CausalPolicy), "only a causal policy is sampled token by token"
         self.policy = policy
         self._cuda_decoder: Decoder | None = None  # its CUDA graphs are expensive to rebuild
 
@@ -62,22 +65,48 @@ class SharedWeightsEngine:
             scheduler.check_numbers(count, settings.max_tokens, policy.device)
             generator = torch.Generator(policy.device).manual_seed(seed)
             uniforms_RT = torch.rand(count, settings.max_tokens, generator=generator, device=policy.device)
-        rows = Rows(policy, settings, count)
+        decoded = DecodedRollouts(policy, settings, count)
         decoder = self._decoder(max(len(prompt.tokens) for prompt in prompts) + settings.max_tokens)
         with as_current(policy.device):
             if decoder is None:
-                portable.decode(policy, prompts, group_size, settings, uniforms_RT, rows, on_token)
+                self._decode_portably(prompts, group_size, settings, uniforms_RT, decoded, on_token)
             else:
                 scheduler.decode(
-                    decoder, prompts, group_size, settings, policy.temperature, uniforms_RT, rows, on_token
+                    decoder, prompts, group_size, settings, policy.temperature, uniforms_RT, decoded, on_token
                 )
         return [
-            [rows.rollout(number * group_size + member, prompt, policy_version) for member in range(group_size)]
+            [decoded.rollout(number * group_size + member, prompt, policy_version) for member in range(group_size)]
             for number, prompt in enumerate(prompts)
         ]
 
+    def _decode_portably(
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        settings: RolloutConfig,
+        uniforms_RT: Tensor | None,
+        decoded: DecodedRollouts,
+        on_token: Callable[[int, int], None],
+    ) -> None:
+        """As many whole groups side by side as fit into settings.max_rows, at least one, until all of them have
+        ended."""
+        at_once = max(settings.max_rows // group_size, 1)
+        for first in range(0, len(prompts), at_once):
+            part = prompts[first : first + at_once]
+            numbers_N = np.arange(first * group_size, (first + len(part)) * group_size)
+            rows = continue_prompts(self.policy, part, group_size)
+            for position in range(settings.max_tokens):
+                uniforms_N = None if uniforms_RT is None else uniforms_RT[numbers_N[0] : numbers_N[-1] + 1, position]
+                drawn = draw(rows.logits(), uniforms_N, self.policy.temperature, settings)
+                living_N = ~decoded.ended_R[numbers_N]
+                decoded.take(numbers_N[living_N], Sampled.of([drawn.of_rows(torch.from_numpy(living_N))]))
+                on_token(decoded.positions, decoded.ended_R.size * settings.max_tokens)
+                if decoded.ended_R[numbers_N].all():
+                    break
+                rows.append(drawn.tokens_N)
+
     def _decoder(self, tokens: int) -> Decoder | None:
-        """A decoder for sequences of up to so many tokens; None: the portable path."""
+        """A decoder for sequences of up to that many tokens; None: the portable path."""
         family = self.policy.family_for(tokens)
         if family is None:
             return None

@@ -1,13 +1,13 @@
 """What a model is really given in its forward passes, and how much dropout is active there: hooks, for one update.
 
-Shape legend: R rows of S tokens (see ModelInputs), B completions of T tokens.
+Shape legend: R rows of S tokens (see ModelInputs), B completions of T tokens, Q tokens that look at S tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +18,19 @@ from assay.policy.policy import GivenTokens, Policy
 from assay.record.batch import Array
 from assay.types import Microbatch
 
-if TYPE_CHECKING:
-    pass
-
 NAMES = ("input_ids", "position_ids", "attention_mask")
 _Row = tuple[list[int], list[int], list[bool]]  # ids, positions, whether the last token sees them
 
 
 class PassInputs:
-    """`passes` holds the tensors that each forward pass of a model was given, by name."""
+    """`passes` holds the tensors that each forward pass of a model was given, by name. A 4-D mask is as large as the
+    square of its rows: it is kept as the 2-D padding mask that it stands for, or left out, unless `whole_masks`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, whole_masks: bool = False) -> None:
         self.model = model
+        self.whole_masks = whole_masks
         self.passes: list[dict[str, Tensor]] = []
+        self.left_out = ""  # a sentence about what was given and is not kept
         self.dropout_modules = 0  # active in a pass, at most
 
     @contextmanager
@@ -54,15 +54,46 @@ class PassInputs:
 
     def _keep(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         given = {**dict(zip(("input_ids", "attention_mask", "position_ids"), arguments, strict=False)), **named}
-        self.passes.append({name: given[name].detach() for name in NAMES if isinstance(given.get(name), Tensor)})
+        kept = {name: given[name].detach() for name in NAMES if isinstance(given.get(name), Tensor)}
+        mask = kept.get("attention_mask")
+        if mask is not None and mask.dim() == 4 and not self.whole_masks:
+            padding_BS = padding_mask(mask)
+            if padding_BS is None:
+                del kept["attention_mask"]
+                self.left_out = "the 4-D attention mask hides more than padding and the future; it was not examined"
+            else:
+                kept["attention_mask"] = padding_BS
+        self.passes.append(kept)
         self.dropout_modules = max(self.dropout_modules, active_dropout(self.model))
 
 
+def padding_mask(mask_B1QS: Tensor) -> Tensor | None:
+    """The 2-D mask that a causal 4-D one (bool, or added to the scores) stands for; None if it hides anything else."""
+    seen_BQS = _is_allowed(mask_B1QS[:, 0])
+    queries, width = seen_BQS.shape[1:]
+    padding_BS = seen_BQS[:, -1]
+    causal_QS = torch.ones(queries, width, dtype=torch.bool, device=seen_BQS.device).tril(width - queries)
+    is_real_BQ = padding_BS[:, -queries:]  # what a padding token sees does not matter
+    differs_BQS = (seen_BQS != (causal_QS & padding_BS[:, None])) & is_real_BQ[:, :, None]
+    return None if differs_BQS.any() else padding_BS
+
+
+def _is_allowed(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask > -1.0
+
+
 def active_dropout(model: nn.Module) -> int:
-    """Modules in training mode that drop something. Attention layers keep their probability as a number."""
-    training = [module for module in model.modules() if module.training]
-    rates = [one.p if isinstance(one, _DropoutNd) else getattr(one, "attention_dropout", 0.0) for one in training]
-    return sum(isinstance(rate, float) and rate > 0 for rate in rates)
+    """Modules in training mode that drop something. Attention and recurrent layers have no module for it."""
+    return sum(_dropout_rate(module) > 0 for module in model.modules() if module.training)
+
+
+def _dropout_rate(module: nn.Module) -> float:
+    if isinstance(module, _DropoutNd):
+        return module.p
+    if isinstance(module, nn.RNNBase):
+        return module.dropout if module.num_layers > 1 else 0.0
+    rate = getattr(module, "attention_dropout", 0.0)
+    return rate if isinstance(rate, float) else 0.0
 
 
 class RowInputs:
@@ -71,7 +102,7 @@ class RowInputs:
 
     def __init__(self, policy: Policy, rows: Sequence[int]) -> None:
         self._policy, self._rows = policy, rows
-        self._inputs = PassInputs(policy.model)
+        self._inputs = PassInputs(policy.model, whole_masks=True)
         self._packed: GivenTokens | None = None
         self._seen: dict[int, _Row] = {}
 
@@ -144,9 +175,5 @@ def _visible(attention: Tensor | None, row: int, last: int, width: int) -> list[
     causal = [column <= last for column in range(width)]
     if attention is None:
         return causal
-    if attention.dim() == 2:
-        allowed = attention[row].bool().tolist()
-    else:
-        seen_S = attention[row, 0, last]
-        allowed = (seen_S if seen_S.dtype == torch.bool else seen_S > -1.0).tolist()
-    return [is_before and is_allowed for is_before, is_allowed in zip(causal, allowed, strict=True)]
+    allowed_S = attention[row].bool() if attention.dim() == 2 else _is_allowed(attention[row, 0, last])
+    return [is_before and is_allowed for is_before, is_allowed in zip(causal, allowed_S.tolist(), strict=True)]

@@ -17,10 +17,12 @@ from assay.record.batch import Array
 
 @dataclass(frozen=True)
 class Part:
-    """One micro-batch: tensors by the names of record/batch.py, [B, T], or [B] with one number per row."""
+    """One micro-batch: tensors by the names of record/batch.py, [B, T], or [B] with one number per row.
+
+    Of a script whose tensors were copied while it ran they are arrays."""
 
     rows: tuple[int, ...]  # numbers of its rows among all rows that were sampled together
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Any]
 
     def only(self, kept: Sequence[int]) -> Part:
         """These rows of it, in this order."""
@@ -36,11 +38,24 @@ def join(parts: Sequence[Part], rows: Sequence[int], width: int, pad: int = 0) -
     joined = {}
     for name in parts[0].tensors:
         if all(name in part.tensors for part in parts):
-            values = {row: own for part in parts for row, own in zip(part.rows, part.tensors[name].cpu(), strict=True)}
+            pairs = [zip(part.rows, _as_array(part.tensors[name]), strict=True) for part in parts]
+            values = {row: own for pair in pairs for row, own in pair}
             ordered = [values[row] for row in rows]
-            is_per_row = ordered[0].dim() == 0
             fill = pad if name == "tokens" else 0
-            joined[name] = np.stack([_as_array(own) for own in ordered]) if is_per_row else stack(ordered, width, fill)
+            joined[name] = np.stack(ordered) if np.ndim(ordered[0]) == 0 else stack(ordered, width, fill)
+    return joined
+
+
+def join_inputs(parts: Sequence[Part], given: Sequence[Mapping[str, Any]], rows: Sequence[int]) -> dict[str, Array]:
+    """What the model was given in the pass of each part, where that had the same columns in all of them."""
+    joined: dict[str, Array] = {}
+    for name in given[0] if len(given) == len(parts) else ():
+        values = [tensors.get(name) for tensors in given]
+        shapes = [None if tensor is None else tuple(tensor.shape) for tensor in values]
+        width = shapes[0][-1] if shapes[0] else 0
+        if shapes == [(len(part.rows), width) for part in parts]:
+            own = [Part(part.rows, {name: tensor}) for part, tensor in zip(parts, values, strict=True)]
+            joined |= join(own, rows, width)
     return joined
 
 
@@ -60,7 +75,7 @@ def stack(rows: Sequence[Any], width: int = 0, fill: int = 0) -> Array:
 
 
 def sampled_fields(
-    prompts: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]], width: int, pad: int = 0
+    prompts: Sequence[Sequence[int] | Array], sampled: Sequence[Sequence[int] | Array], width: int, pad: int = 0
 ) -> dict[str, Array]:
     """What every update knows of its rows, as they came from the sampler."""
     return {

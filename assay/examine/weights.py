@@ -17,8 +17,8 @@ class Weights:
 
     @torch.no_grad()
     def __init__(self, tensors: Sequence[Tensor], *, most: int = NUMBERS, by_gradient: bool = False) -> None:
-        """At most so many numbers are compared: of a larger model the first of each tensor, or with `by_gradient` those
-        with the largest gradients, which tell whether a tensor moved and nothing about its other numbers."""
+        """Compares at most `most` numbers: of a larger model the first of each tensor, or with `by_gradient` those with
+        the largest gradients, which show whether a tensor moved and nothing about its other numbers."""
         self.tensors = tensors
         gradients = [tensor.grad for tensor in tensors]
         self.without_gradient = len(tensors) - sum(map(_has_numbers, gradients))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from assay.config import ConfigError
 from assay.foreign.directory import CONFIG, GENERATION, TOKENIZER, ModelFiles, check_directory, read_object
 from assay.foreign.faults import is_fault, is_memory, reason, translate_faults
-from assay.foreign.sizes import check_counts, check_total
+from assay.foreign.sizes import check_counts, check_total, settings_in
 
 MOST_FIELDS = 100  # that are left out by turns
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -155,20 +155,12 @@ def _succeeds(attempt: Callable[[Path], object], place: Path) -> bool:
 
 def _refuse_kernels(files: ModelFiles) -> None:
     """A name with a slash is a repository on the hub, whose code would be fetched and run."""
-    for name, value in _settings_in(files.config):
+    for name, value in settings_in(files.config):
         if name in KERNELS and "/" in str(value):
             raise ConfigError(
                 f"{files.what} cannot be loaded: {CONFIG} asks for {name} = {str(value)[:60]!r}, code from the hub; "
                 "remove the field, or set model.trust_remote_code = true if you have read that code"
             )
-
-
-def _settings_in(settings: dict[str, Any], depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """Each setting with its name; models of several parts (text_config, ...) have them in nested tables."""
-    for name, value in settings.items():
-        yield name, value
-        if isinstance(value, dict) and depth:
-            yield from _settings_in(value, depth - 1)
 
 
 def _unfit_weights(files: ModelFiles, build: Callable[[Path], Any], error: BaseException) -> str:

@@ -67,10 +67,13 @@ def _widest(shapes: Shapes) -> int:
     return max((size for shape in shapes.values() for size in shape), default=0)
 
 
-def _numbers(settings: Mapping[str, Any], depth: int = 4) -> Iterator[tuple[str, int]]:
-    """Each whole number with its name, in nested tables too."""
+def settings_in(settings: Mapping[str, Any], depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """Each setting with its name; models of several parts (text_config, ...) have them in nested tables."""
     for name, value in settings.items():
-        if isinstance(value, int):
-            yield str(name), value
-        elif isinstance(value, Mapping) and depth:
-            yield from _numbers(value, depth - 1)
+        yield str(name), value
+        if isinstance(value, Mapping) and depth:
+            yield from settings_in(value, depth - 1)
+
+
+def _numbers(settings: Mapping[str, Any]) -> list[tuple[str, int]]:
+    return [(name, value) for name, value in settings_in(settings) if isinstance(value, int)]

@@ -30,7 +30,7 @@ BYTES = 512 * 2**20  # of address space, beside what Python takes by itself
 STATISTICS = pathlib.Path("/proc/self/statm")
 
 
-class Generation(jinja2.ext.Extension):
+class GenerationBlock(jinja2.ext.Extension):
     """{% generation %} ... {% endgeneration %} marks what the model wrote; rendered, it is what stands in it."""
 
     tags = {"generation"}  # noqa: RUF012, as jinja2 declares it
@@ -65,7 +65,7 @@ def tojson(
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """The one that transformers gives to chat templates; tests/foreign/test_template.py compares the two."""
     sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]
     )
     sandbox.filters["tojson"] = tojson
     sandbox.globals["raise_exception"] = raise_exception

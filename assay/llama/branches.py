@@ -107,18 +107,18 @@ def tree_attention(
     if not branches:
         return stem_PHW
     keys_GKLW, values_GKLW = (
-        torch.cat([stem_1KPW.expand(len(branches), -1, -1, -1), _batched(each[stem:], branches)], dim=2)
+        torch.cat([stem_1KPW.expand(len(branches), -1, -1, -1), _batch_branches(each[stem:], branches)], dim=2)
         for stem_1KPW, each in ((keys_1KPW, keys_SKW), (values_1KPW, values_SKW))
     )
     outputs_GHTW = scaled_dot_product_attention(
-        _batched(queries_SHW[stem:], branches),
+        _batch_branches(queries_SHW[stem:], branches),
         keys_GKLW,
         values_GKLW,
         attn_mask=seen_TL,
         scale=scale,
         enable_gqa=several,
     )
-    return torch.cat([stem_PHW, _unbatched(outputs_GHTW, branches)])
+    return torch.cat([stem_PHW, _split_branches(outputs_GHTW, branches)])
 
 
 def seen_by_a_branch(lengths: Sequence[int], device: torch.device) -> Tensor:
@@ -128,7 +128,7 @@ def seen_by_a_branch(lengths: Sequence[int], device: torch.device) -> Tensor:
     return torch.ones(longest, stem + longest, dtype=torch.bool, device=device).tril(diagonal=stem)
 
 
-def _batched(heads_SKW: Tensor, lengths: Sequence[int]) -> Tensor:
+def _batch_branches(heads_SKW: Tensor, lengths: Sequence[int]) -> Tensor:
     """heads_GKTW of branches that follow each other; padding behind a short one is never seen."""
     longest = max(lengths)
     if min(lengths) == longest:
@@ -137,7 +137,7 @@ def _batched(heads_SKW: Tensor, lengths: Sequence[int]) -> Tensor:
     return torch.stack(rows).transpose(1, 2)
 
 
-def _unbatched(outputs_GHTW: Tensor, lengths: Sequence[int]) -> Tensor:
+def _split_branches(outputs_GHTW: Tensor, lengths: Sequence[int]) -> Tensor:
     outputs_GTHW = outputs_GHTW.transpose(1, 2)
     if min(lengths) == max(lengths):
         return outputs_GTHW.flatten(0, 1)

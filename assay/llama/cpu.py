@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, silu
 
-from assay.config.sections import RolloutConfig
-from assay.llama.decoder import Sampled, Start
+from assay.llama.decoder import CachedPrompt, Decoding, Sampled, Start, split_prompts
 from assay.llama.family import Family
 from assay.llama.forward import hidden_states, norm
 from assay.llama.matrix import copied_bytes, head_matrix, layer_matrices
@@ -46,24 +45,15 @@ class CpuDecoder:
         return int(MARGIN * free_bytes(self.family.device) / slot_bytes)
 
     def _slot_bytes(self, prompts_per_slot: float, prompt_width: int, max_tokens: int) -> float:
-        family = self.family
-        token = 2 * len(family.layers) * family.key_heads * family.head_width * family.dtype.itemsize
-        vocabulary = 2 * 4 * len(family.embedding_VD)  # logits and weights
-        return token * (max_tokens + prompts_per_slot * prompt_width) + vocabulary
+        vocabulary = 2 * 4 * len(self.family.embedding_VD)  # logits and weights
+        return self.family.bytes_per_token * (max_tokens + prompts_per_slot * prompt_width) + vocabulary
 
-    def open(
-        self,
-        *,
-        slots: int,
-        prompt_rows: int,
-        prompt_width: int,
-        settings: RolloutConfig,
-        temperature: float,
-        uniforms_RT: Tensor | None,
-    ) -> None:
-        family = self.family
-        self.settings, self.temperature, self.uniforms_RT = settings, temperature, uniforms_RT
-        needed = slots * self._slot_bytes(prompt_rows / slots, prompt_width, settings.max_tokens) + copied_bytes(family)
+    def open(self, decoding: Decoding) -> None:
+        family, settings = self.family, decoding.settings
+        slots, prompt_width = decoding.slots, decoding.prompt_width
+        self.settings, self.temperature, self.uniforms_RT = settings, decoding.temperature, decoding.uniforms_RT
+        slot_bytes = self._slot_bytes(decoding.prompt_rows / slots, prompt_width, settings.max_tokens)
+        needed = slots * slot_bytes + copied_bytes(family)
         copies = settings.max_tokens >= COPIES_PAY_FROM and needed <= MARGIN * free_bytes(self.family.device)
         self.matrices, self.head = layer_matrices(family, copies=copies), head_matrix(family, copies=copies)
 
@@ -77,22 +67,15 @@ class CpuDecoder:
         self.drawn: list[Drawn] = []
         self._arrange()
 
-    def prefill(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
+    def prefill(self, prompts: Sequence[CachedPrompt]) -> None:
         rows = max(row for row, _ in prompts) + 1
         if rows > self.prompts[0].rows:
             for layer, cache in enumerate(self.prompts):
                 self.prompts[layer] = cache.with_rows(rows)
-        part: list[tuple[int, Sequence[int]]] = []
-        for row, tokens in sorted(prompts, key=lambda prompt: len(prompt[1])):
-            if part and sum(len(tokens) for _, tokens in part) + len(tokens) > PROMPT_TOKENS_AT_A_TIME:
-                self._prefill(part)
-                part = []
-            if tokens:
-                part.append((row, tokens))
-        if part:
+        for part in split_prompts(sorted(prompts, key=lambda prompt: len(prompt[1])), PROMPT_TOKENS_AT_A_TIME):
             self._prefill(part)
 
-    def _prefill(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
+    def _prefill(self, prompts: Sequence[CachedPrompt]) -> None:
         packed = Packed.of_sequences([tokens for _, tokens in prompts], self.family.device)
 
         def keep(layer: int, keys_NKW: Tensor, values_NKW: Tensor) -> None:
@@ -120,12 +103,7 @@ class CpuDecoder:
 
     def look(self) -> Callable[[], Sampled]:
         drawn, self.drawn = self.drawn, []
-        supports = [each.support_NK for each in drawn if each.support_NK is not None]
-        sampled = Sampled(
-            torch.stack([each.tokens_N for each in drawn], dim=1),
-            torch.stack([each.logprobs_N for each in drawn], dim=1),
-            torch.stack(supports, dim=1) if supports else None,
-        )
+        sampled = Sampled.of(drawn)
         return lambda: sampled
 
     def keep(self, slots: Sequence[int]) -> None:
@@ -135,8 +113,8 @@ class CpuDecoder:
             each[kept] for each in (self.tokens_L, self.rollouts_L, self.counts_L, self.prompts_L)
         )
         for layer in range(len(self.own)):
-            self.own[layer] = self.own[layer].selected(kept, self.widths[1])
-            self.prompts[layer] = self.prompts[layer].selected(rows, self.widths[0])
+            self.own[layer] = self.own[layer].select(kept, self.widths[1])
+            self.prompts[layer] = self.prompts[layer].select(rows, self.widths[0])
         self.logits_LV = self.logits_LV[: len(kept)]
         self.drawn = [each.of_rows(kept) for each in self.drawn]
         self._arrange()
@@ -217,7 +195,7 @@ class CpuDecoder:
         """outputs_LO of the attention to the prompt and to the slot's own tokens, the newest among them."""
         family, own, prompts = self.family, self.own[number], self.prompts[number]
         slots, heads, key_heads, width = len(heads_LO), family.heads, family.key_heads, family.head_width
-        heads_LHW = self._turned(number, heads_LO, rotations)
+        heads_LHW = self._turn_heads(number, heads_LO, rotations)
         prompt_width, own_width = self.widths
         newest_KLW = heads_LHW[:, heads:].transpose(0, 1)
         if newest is None:
@@ -245,7 +223,7 @@ class CpuDecoder:
             seen = torch.bmm(own_shares, own_values)
         return seen.view(key_heads, slots, -1).transpose(0, 1).reshape(slots, -1)
 
-    def _turned(self, number: int, heads_LO: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
+    def _turn_heads(self, number: int, heads_LO: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
         """heads_LHW with queries and keys normed, where the model does that, and rotated, all where they stand."""
         family, layer = self.family, self.family.layers[number]
         heads_LHW = heads_LO.view(len(heads_LO), -1, family.head_width)
@@ -300,8 +278,8 @@ class _Cache:
         both[:, :before] = self.both
         return _Cache(both)
 
-    def selected(self, rows: Tensor, columns: int) -> _Cache:
-        """These rows alone, of which so many columns are in use."""
+    def select(self, rows: Tensor, columns: int) -> _Cache:
+        """These rows alone, of which that many columns are in use."""
         heads, _, most, width = self.both.shape
         both = self.both.new_zeros(heads, len(rows), most, width)
         both[:, :, :columns] = self.both[:, rows, :columns]
@@ -309,7 +287,7 @@ class _Cache:
 
 
 def _rotate(heads_LHW: Tensor, cosines_L1W: Tensor, sines_L1W: Tensor, to_LHW: Tensor) -> None:
-    """As forward.rotated, in three passes: sines are negative for the left half, which the right one is added to."""
+    """As forward.rotate, in three passes: sines are negative for the left half, which the right one is added to."""
     exact_LHW = heads_LHW.float()
     swapped_LHW = exact_LHW.roll(heads_LHW.shape[2] // 2, dims=2)
     torch.addcmul(exact_LHW * cosines_L1W, swapped_LHW, sines_L1W, out=to_LHW)

@@ -3,7 +3,7 @@
 The graphs are captured once for each of a few batch sizes and stay with the decoder, which lives as long as its engine:
 they find the caches, which are given back between two runs, through a table of addresses on the device. Nothing waits
 for the device but a look at what was sampled. Without a GPU the same kernels run in Triton's interpreter, without
-graphs. The kernels, and the fields of their state, say lane for a slot, and slot for a row of a cache.
+graphs.
 
 Shape legend: R rollouts, T completion tokens, L slots, C columns (positions since the last look), F fields of a slot,
 K tokens of a support, N prompt tokens, W width of a head.
@@ -12,7 +12,7 @@ K tokens of a support, N prompt tokens, W width of a head.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from assay.config.sections import RolloutConfig
 from assay.llama.cuda_step import Ending, Step, addresses, bytes_per_prompt_token, bytes_per_slot, prefill_prompts
-from assay.llama.decoder import Sampled, Start
+from assay.llama.decoder import CachedPrompt, Decoding, Sampled, Start, split_prompts
 from assay.llama.family import Family
 from assay.llama.kernels import decode_state as fields
 from assay.llama.kernels.decode_attention import Tiles
@@ -60,35 +60,26 @@ class CudaDecoder:
     def slots_that_fit(self, prompts_per_slot: float, prompt_width: int, max_tokens: int) -> int:
         free = free_bytes(self.family.device) * (1 - LEFT_FREE) - LEFT_FREE_BYTES
         tokens = max_tokens + prompts_per_slot * prompt_width
-        return max(int(free / (tokens * _bytes_per_token(self.family) + bytes_per_slot(self.family))), 0)
+        return max(int(free / (tokens * self.family.bytes_per_token + bytes_per_slot(self.family))), 0)
 
     @torch.no_grad()
-    def open(
-        self,
-        *,
-        slots: int,
-        prompt_rows: int,
-        prompt_width: int,
-        settings: RolloutConfig,
-        temperature: float,
-        uniforms_RT: Tensor | None,
-    ) -> None:
-        family = self.family
+    def open(self, decoding: Decoding) -> None:
+        family, slots = self.family, captured_size(decoding.slots)
         # not asked by its older name, allow_tf32, which raises an error where it was switched on by this one
         if family.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
             raise ValueError("float32 weights need exact products: torch.backends.cuda.matmul.fp32_precision is tf32")
         step = self._step
-        if step is None or step.slots < rounded(slots) or step.addresses != addresses(family):
+        if step is None or step.slots < slots or step.addresses != addresses(family):
             self._step, self._graphs = None, {}  # the old buffers go before the new ones come
-            step = self._step = Step(family, rounded(slots))
-        step.temperature_1.fill_(temperature)
-        self._run = Run.made(family, step, slots, prompt_rows, prompt_width, settings, temperature, uniforms_RT)
+            step = self._step = Step(family, slots)
+        step.temperature_1.fill_(decoding.temperature)
+        self._run = Run.for_step(step, family, decoding)
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
+    def prefill(self, prompts: Sequence[CachedPrompt]) -> None:
         family = self.family
         most = min(PROMPT_BYTES // bytes_per_prompt_token(family), MOST_PROMPT_TOKENS)
-        for part in _portions([(row, tokens) for row, tokens in prompts if tokens], most):
+        for part in split_prompts(prompts, most):
             packed = Packed.of_sequences([tokens for _, tokens in part], family.device)
             rows_N = torch.tensor([row for row, tokens in part for _ in tokens], device=family.device)
             prefill_prompts(self.step, packed, rows_N)
@@ -100,8 +91,8 @@ class CudaDecoder:
         for row, start in zip(rows.numpy(), starts, strict=True):
             row[fields.TOKEN.value] = start.last_token
             row[fields.BEFORE.value] = start.prompt_tokens - 1
-            row[fields.PROMPT_SLOT.value] = start.prompt_row
-            row[fields.OWN_SLOT.value] = run.own_rows[start.slot]
+            row[fields.PROMPT_ROW.value] = start.prompt_row
+            row[fields.OWN_ROW.value] = run.own_rows[start.slot]
             row[fields.ROLLOUT.value] = start.rollout
             row[fields.COLUMN.value] = run.pending
         slots = torch.tensor([start.slot for start in starts])
@@ -112,7 +103,7 @@ class CudaDecoder:
         step, run = self.step, self.run
         if run.pending + positions > len(run.written_C2L):
             raise ValueError("a slot was to advance beyond its token limit without a look")
-        slots = rounded(len(run.own_rows))
+        slots = captured_size(len(run.own_rows))
         tiles = step.tiles(slots, run.context)
         ending: Ending = "likeliest" if run.uniforms_RT is None else "logits" if run.settings.top_k else "drawn"
         for _ in range(positions):
@@ -157,8 +148,8 @@ class CudaDecoder:
     def look(self) -> Callable[[], Sampled]:
         run = self.run
         slots = len(run.own_rows)
-        written_C2L = _copied(run.written_C2L[: run.pending])
-        supports = [_copied(support[:slots]) for support in run.supports]
+        written_C2L = _copy_to_cpu(run.written_C2L[: run.pending])
+        supports = [_copy_to_cpu(support[:slots]) for support in run.supports]
         copied = torch.cuda.current_stream().record_event() if run.written_C2L.is_cuda else None
         run.pending, run.supports = 0, []
         self.step.state_LF[:, fields.COLUMN.value] = 0
@@ -202,42 +193,33 @@ class Run:
     pending: int = 0  # positions since the last look
 
     @classmethod
-    def made(
-        cls,
-        family: Family,
-        step: Step,
-        slots: int,
-        prompt_rows: int,
-        prompt_width: int,
-        settings: RolloutConfig,
-        temperature: float,
-        uniforms_RT: Tensor | None,
-    ) -> Run:
-        device, limit = family.device, settings.max_tokens
+    def for_step(cls, step: Step, family: Family, decoding: Decoding) -> Run:
+        device, limit = family.device, decoding.settings.max_tokens
+        slots, prompt_rows, uniforms_RT = decoding.slots, decoding.prompt_rows, decoding.uniforms_RT
 
         def cache(rows: int, tokens: int) -> Tensor:
             shape = (len(family.layers), 2, rows, family.key_heads, tokens, family.head_width)
             return torch.empty(shape, dtype=family.dtype, device=device)
 
-        own, prompts = cache(slots + 1, limit), cache(prompt_rows, max(prompt_width, 1))
-        context = prompt_width + limit
+        own, prompts = cache(slots + 1, limit), cache(prompt_rows, max(decoding.prompt_width, 1))
+        context = decoding.prompt_width + limit
         rotations_NW = torch.cat(family.rotations(torch.arange(context, device=device)), dim=1).contiguous()
         uniforms_RT = None if uniforms_RT is None else uniforms_RT.to(device, torch.float32).contiguous()
         columns = limit + CudaDecoder.ahead
         written_C2L = torch.zeros(columns, 2, step.slots, dtype=torch.int32, device=device)
         places = [0] * fields.PLACES.value
         places[fields.OWN_CACHE.value], places[fields.PROMPT_CACHE.value] = own.data_ptr(), prompts.data_ptr()
-        places[fields.OWN_SLOTS.value], places[fields.OWN_TOKENS.value] = slots + 1, limit
-        places[fields.PROMPT_SLOTS.value], places[fields.PROMPT_TOKENS.value] = prompt_rows, prompts.shape[4]
+        places[fields.OWN_ROWS.value], places[fields.OWN_TOKENS.value] = slots + 1, limit
+        places[fields.PROMPT_ROWS.value], places[fields.PROMPT_TOKENS.value] = prompt_rows, prompts.shape[4]
         places[fields.ROTATIONS.value] = rotations_NW.data_ptr()
         if uniforms_RT is not None:
             places[fields.UNIFORMS.value] = uniforms_RT.data_ptr()
             places[fields.UNIFORMS_TOKENS.value] = uniforms_RT.shape[1]
-        places[fields.WRITTEN_TOKENS.value], places[fields.WRITTEN_LANES.value] = written_C2L.data_ptr(), step.slots
+        places[fields.WRITTEN_TOKENS.value], places[fields.WRITTEN_SLOTS.value] = written_C2L.data_ptr(), step.slots
         step.places.copy_(torch.tensor(places))
         run = cls(
-            settings=settings,
-            temperature=temperature,
+            settings=decoding.settings,
+            temperature=decoding.temperature,
             context=context,
             caches=(own, prompts),
             rotations_NW=rotations_NW,
@@ -253,44 +235,22 @@ class Run:
     def leave_idle(self, state_LF: Tensor, first: int) -> None:
         """The slots from `first` on are idle: they see nothing, and nobody reads what they write."""
         state_LF[first:] = 0
-        state_LF[first:, fields.OWN_SLOT.value] = self.idle_row
+        state_LF[first:, fields.OWN_ROW.value] = self.idle_row
         state_LF[first:, fields.ROLLOUT.value] = -1
         state_LF[first:, fields.COLUMN.value] = self.pending
 
 
-def _copied(values: Tensor) -> Tensor:
+def _copy_to_cpu(values: Tensor) -> Tensor:
     """On the CPU; a copy from a GPU is under way until the GPU has done all that it was asked before."""
     if not values.is_cuda:
         return values.clone()
     return torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
 
 
-def rounded(slots: int) -> int:
+def captured_size(slots: int) -> int:
     """Rounds a slot count up to a captured batch size.
 
-    >>> [rounded(slots) for slots in (1, 17, 256, 1025)]
+    >>> [captured_size(slots) for slots in (1, 17, 256, 1025)]
     [4, 32, 256, 1536]
     """
     return BATCH_SIZES[bisect_left(BATCH_SIZES, slots)] if slots <= BATCH_SIZES[-1] else -(-slots // 512) * 512
-
-
-def _bytes_per_token(family: Family) -> int:
-    return len(family.layers) * 2 * family.key_heads * family.head_width * family.dtype.itemsize
-
-
-def _portions(prompts: Sequence[tuple[int, Sequence[int]]], most: int) -> Iterator[list[tuple[int, Sequence[int]]]]:
-    """Prompts that are computed together: at most so many tokens, except for a single prompt that has more.
-
-    >>> [[row for row, _ in part] for part in _portions([(0, "ab"), (1, "cd"), (2, "e"), (3, "fghij")], most=3)]
-    [[0], [1, 2], [3]]
-    """
-    part: list[tuple[int, Sequence[int]]] = []
-    tokens = 0
-    for row, prompt in prompts:
-        if part and tokens + len(prompt) > most:
-            yield part
-            part, tokens = [], 0
-        part.append((row, prompt))
-        tokens += len(prompt)
-    if part:
-        yield part

@@ -18,9 +18,9 @@ from torch import Tensor
 from assay.llama.family import Family, Layer, Projection, Stack
 from assay.llama.kernels.decode_adapter import Beside, add_low_rank, low_room
 from assay.llama.kernels.decode_attention import Heads, Tiles, attend, remember, split_room
-from assay.llama.kernels.decode_small import add_norm, embed, gate, norm
+from assay.llama.kernels.decode_small import add_norm, embed, gate
 from assay.llama.kernels.decode_state import FIELDS, PLACES
-from assay.llama.kernels.matmul import Room, begin, normed_gated_matmul, normed_matmul, residual_matmul
+from assay.llama.kernels.matmul import Room, begin, matmul, normed_matmul, residual_matmul
 from assay.llama.kernels.pick import pick, sums_room
 from assay.llama.kernels.shared_memory import shared_memory
 from assay.llama.packed import Packed, attention
@@ -29,16 +29,16 @@ Ending = Literal["drawn", "likeliest", "logits"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class OutputColumns:
     """A matrix that fills some columns of an output."""
 
     first: int
     last: int
-    weight_IO: Tensor
+    weight_OI: Tensor
     bias_O: Tensor | None
 
 
-class Product:
+class StackProduct:
     """Projections of one input side by side, with their adapters."""
 
     def __init__(self, stack: Stack) -> None:
@@ -46,10 +46,12 @@ class Product:
         firsts = [0, *lasts[:-1]]
         joined = stack.weight()
         if joined is not None:
-            self.pieces = [Piece(0, lasts[-1], joined.t(), stack.bias())]
+            self.columns = [OutputColumns(0, lasts[-1], joined, stack.bias())]
         else:
-            self.pieces = [
-                Piece(first, last, part.weight_OI.detach().t(), None if part.bias_O is None else part.bias_O.detach())
+            self.columns = [
+                OutputColumns(
+                    first, last, part.weight_OI.detach(), None if part.bias_O is None else part.bias_O.detach()
+                )
                 for first, last, part in zip(firsts, lasts, stack.parts, strict=True)
             ]
         self.adapters = [
@@ -59,22 +61,18 @@ class Product:
         ]
 
     @classmethod
-    def of(cls, projection: Projection) -> Product:
+    def of(cls, projection: Projection) -> StackProduct:
         return cls(Stack((projection,)))
 
     @property
     def whole(self) -> tuple[Tensor, Tensor | None]:
         """(weight_OI, bias_O) of a product that is one matrix."""
-        (piece,) = self.pieces
-        return piece.weight_IO.t(), piece.bias_O
+        (columns,) = self.columns
+        return columns.weight_OI, columns.bias_O
 
     def run(self, inputs_LI: Tensor, outputs_LO: Tensor, low: Tensor | None) -> None:
-        for piece in self.pieces:
-            columns_LO = outputs_LO[:, piece.first : piece.last]
-            if piece.bias_O is None:
-                torch.mm(inputs_LI, piece.weight_IO, out=columns_LO)
-            else:
-                torch.addmm(piece.bias_O, inputs_LI, piece.weight_IO, out=columns_LO)
+        for columns in self.columns:
+            matmul(inputs_LI, columns.weight_OI, columns.bias_O, outputs_LO[:, columns.first : columns.last])
         if self.adapters:
             assert low is not None
             add_low_rank(inputs_LI, outputs_LO, self.adapters, low)
@@ -83,20 +81,20 @@ class Product:
 class LayerStep:
     def __init__(self, layer: Layer) -> None:
         self.first_norm_D = layer.first_norm_D.detach()
-        self.query_key_value = Product(layer.query_key_value)
+        self.query_key_value = StackProduct(layer.query_key_value)
         self.norms = (
             None
             if layer.query_norm is None or layer.key_norm is None
             else (layer.query_norm.detach(), layer.key_norm.detach())
         )
-        self.output = Product.of(layer.output)
+        self.output = StackProduct.of(layer.output)
         self.second_norm_D = layer.second_norm_D.detach()
-        self.gate_up = Product(layer.gate_up)
-        self.down = Product.of(layer.down)
+        self.gate_up = StackProduct(layer.gate_up)
+        self.down = StackProduct.of(layer.down)
 
 
 class Step:
-    """Buffers for so many slots, and what happens in them."""
+    """Buffers for a number of slots, and what happens in them."""
 
     def __init__(self, family: Family, slots: int) -> None:
         device, dtype = family.device, family.dtype
@@ -105,7 +103,7 @@ class Step:
         self.embedding_VD = family.embedding_VD.detach()
         self.layers = [LayerStep(layer) for layer in family.layers]
         self.following = [*(layer.first_norm_D for layer in self.layers[1:]), family.norm_D.detach()]  # norms
-        self.head = Product.of(family.head)
+        self.head = StackProduct.of(family.head)
         self.epsilon = family.epsilon
         self.heads = Heads(family.heads, family.key_heads, family.head_width, family.attention_scale, family.epsilon)
         hidden, inner = family.embedding_VD.shape[1], family.layers[0].down.weight_OI.shape[1]
@@ -129,14 +127,14 @@ class Step:
         self.places = torch.zeros(PLACES.value, dtype=torch.int64, device=device)
         self.temperature_1 = torch.ones(1, device=device)
 
-    def products(self) -> Iterator[Product]:
+    def products(self) -> Iterator[StackProduct]:
         for layer in self.layers:
             yield from (layer.query_key_value, layer.output, layer.gate_up, layer.down)
         yield self.head
 
     def tiles(self, slots: int, context: int) -> Tiles:
         shared = shared_memory(self.states_LD.device)
-        return Tiles.for_lanes(slots, self.heads, context, self.states_LD.dtype, shared)
+        return Tiles.for_slots(slots, self.heads, context, self.states_LD.dtype, shared)
 
     def launch(self, slots: int, tiles: Tiles, ending: Ending) -> None:
         """A step of the first `slots` slots: their logits or, further, the next token of each, which moves it on."""
@@ -158,7 +156,7 @@ class Step:
             normed_matmul(stream, *layer.query_key_value.whole, qkv_LO)
             self._attend(slots, tiles, number)
             stream = residual_matmul(seen_LO, *layer.output.whole, stream, layer.second_norm_D)
-            normed_gated_matmul(stream, *layer.gate_up.whole, gated_LI)
+            normed_matmul(stream, *layer.gate_up.whole, gated_LI, gated=True)
             stream = residual_matmul(gated_LI, *layer.down.whole, stream, next_norm_D)
         return stream.normed()
 
@@ -166,7 +164,7 @@ class Step:
         """The same, with room for adapters between the products."""
         states_LD, normed_LD, change_LD = self.states_LD[:slots], self.normed_LD[:slots], self.change_LD[:slots]
         gate_up_LO, gated_LI, low = self.gate_up_LO[:slots], self.gated_LI[:slots], self.low
-        norm(states_LD, self.layers[0].first_norm_D, self.epsilon, normed_LD)
+        add_norm(states_LD, None, self.layers[0].first_norm_D, self.epsilon, normed_LD)
         for number, (layer, next_norm_D) in enumerate(zip(self.layers, self.following, strict=True)):
             layer.query_key_value.run(normed_LD, self.qkv_LO[:slots], low)
             self._attend(slots, tiles, number)
@@ -212,7 +210,7 @@ def prefill_prompts(step: Step, packed: Packed, rows_N: Tensor) -> None:
     values_NKW = qkv_NO.view(tokens, -1, heads.width)[:, heads.heads + heads.key_heads :]
     if step.low is not None:
         low = low_room(tokens, [product.adapters for product in step.products()], rows_N.device)
-    norm(states_ND, step.layers[0].first_norm_D, step.epsilon, normed_ND)
+    add_norm(states_ND, None, step.layers[0].first_norm_D, step.epsilon, normed_ND)
     for number, (layer, next_norm_D) in enumerate(zip(step.layers, step.following, strict=True)):
         layer.query_key_value.run(normed_ND, qkv_NO, low)
         remember(qkv_NO, turned_NO, rows_N, packed.positions_N, step.places, number, heads, layer.norms)
@@ -245,14 +243,8 @@ def addresses(family: Family) -> tuple[int, ...]:
     for layer in family.layers:
         norms = (layer.first_norm_D, layer.second_norm_D, layer.query_norm, layer.key_norm)
         tensors += [tensor for tensor in norms if tensor is not None]
-    for part in _projections(family):
+    for part in family.projections:
         tensors += [part.weight_OI, *([] if part.bias_O is None else [part.bias_O])]
         if part.low_rank is not None:
             tensors += [part.low_rank.down_KI, part.low_rank.up_OK]
     return tuple(tensor.data_ptr() for tensor in tensors)
-
-
-def _projections(family: Family) -> Iterator[Projection]:
-    for layer in family.layers:
-        yield from (*layer.query_key_value.parts, layer.output, *layer.gate_up.parts, layer.down)
-    yield family.head

@@ -10,14 +10,31 @@ Shape legend: R rollouts, T completion tokens, L slots, C positions advanced, K 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from assay.config.sections import RolloutConfig
 from assay.llama.family import Family
+from assay.sampling import Drawn
+
+CachedPrompt = tuple[int, Sequence[int]]  # row of the prompt cache, tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoding:
+    """What a decoder is opened for. Rollout r draws its token t with the random number uniforms_RT[r, t], in whatever
+    slot and beside whatever rollouts."""
+
+    slots: int
+    prompt_rows: int  # of the prompt cache
+    prompt_width: int  # tokens of the longest prompt besides its last one
+    settings: RolloutConfig
+    temperature: float
+    uniforms_RT: Tensor | None  # None: every token is the likeliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +56,16 @@ class Sampled:
     logprobs_LC: Tensor  # float32; NaN where the policy gives no finite probabilities
     support_LCK: Tensor | None
 
+    @classmethod
+    def of(cls, drawn: Sequence[Drawn]) -> Sampled:
+        """What was drawn at each position, one after the other."""
+        supports = [each.support_NK for each in drawn if each.support_NK is not None]
+        return cls(
+            torch.stack([each.tokens_N for each in drawn], dim=1).cpu(),
+            torch.stack([each.logprobs_N for each in drawn], dim=1).cpu(),
+            torch.stack(supports, dim=1).cpu() if supports else None,
+        )
+
 
 class Decoder(Protocol):
     family: Family
@@ -49,27 +76,16 @@ class Decoder(Protocol):
     def slots_that_fit(self, prompts_per_slot: float, prompt_width: int, max_tokens: int) -> int:
         """How many slots the free memory holds, with a margin; 0: not even one."""
 
-    def open(
-        self,
-        *,
-        slots: int,
-        prompt_rows: int,
-        prompt_width: int,
-        settings: RolloutConfig,
-        temperature: float,
-        uniforms_RT: Tensor | None,
-    ) -> None:
-        """Makes room for prompts of prompt_width tokens besides their last one. Rollout r draws its token t with the
-        random number uniforms_RT[r, t], in whatever slot and beside whatever rollouts; None: every token is the
-        likeliest."""
+    def open(self, decoding: Decoding) -> None:
+        """Makes room for it."""
 
-    def prefill(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """(row of the prompt cache, tokens) of prompts, each without its last token, which may leave none."""
+    def prefill(self, prompts: Sequence[CachedPrompt]) -> None:
+        """Prompts without their last token, which may leave none."""
 
     def start(self, starts: Sequence[Start]) -> None: ...
 
     def advance(self, positions: int) -> None:
-        """Decodes so many tokens more in every slot, ended or not; a slot at its token limit stays within its room."""
+        """Decodes `positions` more tokens in every slot, ended or not; a slot at its limit stays within its room."""
 
     def look(self) -> Callable[[], Sampled]:
         """What was sampled in every slot, in their order, since the last look. Calling the result waits for it; the
@@ -81,3 +97,22 @@ class Decoder(Protocol):
 
     def close(self) -> None:
         """Gives the cache's memory back; what was prepared (graphs, tables) may stay."""
+
+
+def split_prompts(prompts: Sequence[CachedPrompt], most: int) -> Iterator[list[CachedPrompt]]:
+    """Prompts that are computed together: at most `most` tokens, except for a single prompt that has more.
+
+    >>> [[row for row, _ in part] for part in split_prompts([(0, "ab"), (1, "cd"), (2, "e"), (3, "fghij")], most=3)]
+    [[0], [1, 2], [3]]
+    """
+    part: list[CachedPrompt] = []
+    tokens = 0
+    for row, prompt in prompts:
+        if part and tokens + len(prompt) > most:
+            yield part
+            part, tokens = [], 0
+        if prompt:
+            part.append((row, prompt))
+        tokens += len(prompt)
+    if part:
+        yield part

@@ -2,7 +2,7 @@
 
 Llama, SmolLM2, Qwen2, Qwen2.5, Qwen3 and Mistral are one architecture with small differences: biases, norms of queries
 and keys, the table of rotations. What is read here are the model's own parameters, never copies: the engine and the
-update see every optimizer step at once. `joined_family` moves parameters that multiply the same input side by side in
+update see every optimizer step at once. `join_family` moves parameters that multiply the same input side by side in
 memory, so that they can be read as one matrix; each stays a parameter of its own.
 
 Shape legend: V vocabulary, D hidden size, O outputs, I inputs, K rank of an adapter, N tokens, H half a head.
@@ -105,6 +105,17 @@ class Family:
     def dtype(self) -> torch.dtype:
         return self.embedding_VD.dtype
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Of the keys and values of all layers."""
+        return 2 * len(self.layers) * self.key_heads * self.head_width * self.dtype.itemsize
+
+    @property
+    def projections(self) -> Iterator[Projection]:
+        for layer in self.layers:
+            yield from (*layer.query_key_value.parts, layer.output, *layer.gate_up.parts, layer.down)
+        yield self.head
+
     def rotations(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         """(cosines_NH, sines_NH) in float32; the halves of a head are rotated against each other."""
         angles_NH = positions_N.float().unsqueeze(1) * self.frequencies_H.to(positions_N.device, torch.float32)
@@ -131,7 +142,7 @@ class Family:
             yield layer.gate_up
 
 
-def joined_family(model: nn.Module) -> Family:
+def join_family(model: nn.Module) -> Family:
     """Reads a Hugging Face model and moves parameters that multiply the same input side by side in memory. The model
     must not be moved to another device or dtype afterwards."""
     family = family_of(model)
@@ -214,7 +225,7 @@ def same_reading(left: Any, right: Any) -> bool:
     """Whether two families, or parts of them, are made of the very same parameters and numbers."""
     if isinstance(left, (Family, Layer, Stack, Projection, LowRank)):
         return type(left) is type(right) and all(
-            same_reading(getattr(left, one.name), getattr(right, one.name)) for one in fields(left)
+            same_reading(getattr(left, field.name), getattr(right, field.name)) for field in fields(left)
         )
     if isinstance(left, tuple):
         return len(left) == len(right) and all(map(same_reading, left, right))

@@ -39,7 +39,7 @@ class Stems:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spans:
+class Boundaries:
     """Boundaries of the segments, as the kernels want them."""
 
     segments_S: Tensor
@@ -47,9 +47,9 @@ class Spans:
     stems: Stems | None
 
 
-def spans_of(trees: Sequence[Sequence[Segment]], device: torch.device) -> Spans:
+def spans_of(trees: Sequence[Sequence[Segment]], device: torch.device) -> Boundaries:
     lengths = [segment.length for tree in trees for segment in tree]
-    return Spans(_boundaries(lengths, device), _longest(lengths), _stems(trees, sum(lengths), device))
+    return Boundaries(_boundaries(lengths, device), _longest(lengths), _stems(trees, sum(lengths), device))
 
 
 def _stems(trees: Sequence[Sequence[Segment]], tokens: int, device: torch.device) -> Stems | None:
@@ -99,25 +99,29 @@ def is_usable(queries_NHW: Tensor) -> bool:
     )
 
 
-def flash_attention(queries_NHW: Tensor, keys_NKW: Tensor, values_NKW: Tensor, spans: Spans, scale: float) -> Tensor:
+def flash_attention(
+    queries_NHW: Tensor, keys_NKW: Tensor, values_NKW: Tensor, spans: Boundaries, scale: float
+) -> Tensor:
     """outputs_NHW"""
     return _Flash.apply(queries_NHW, keys_NKW, values_NKW, spans, scale)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Flash(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, queries_NHW: Tensor, keys_NKW: Tensor, values_NKW: Tensor, spans: Spans, scale: float) -> Any:
+    def forward(
+        ctx: Any, queries_NHW: Tensor, keys_NKW: Tensor, values_NKW: Tensor, spans: Boundaries, scale: float
+    ) -> Any:
         outputs_NHW, logsumexp_HN, *random, _ = attend(
             queries_NHW, keys_NKW, values_NKW, *_own(spans), 0.0, True, False, scale=scale
         )
         if spans.stems is not None:
-            from assay.llama.kernels.merge import merged
+            from assay.llama.kernels.merge import merge
 
             stem_keys, stem_values = (part.index_select(0, spans.stems.rows_M) for part in (keys_NKW, values_NKW))
             others_NHW, other_HN, *_ = attend(
                 queries_NHW, stem_keys, stem_values, *_stem(spans.stems), 0.0, False, False, scale=scale
             )
-            outputs_NHW, logsumexp_HN = merged(outputs_NHW, logsumexp_HN, others_NHW, other_HN, spans.stems.seen_N)
+            outputs_NHW, logsumexp_HN = merge(outputs_NHW, logsumexp_HN, others_NHW, other_HN, spans.stems.seen_N)
         ctx.save_for_backward(queries_NHW, keys_NKW, values_NKW, outputs_NHW, logsumexp_HN, *random)
         ctx.spans, ctx.scale = spans, scale
         return outputs_NHW
@@ -142,7 +146,7 @@ class _Flash(torch.autograd.Function):
         return dqueries_NHW, dkeys_NKW, dvalues_NKW, None, None
 
 
-def _own(spans: Spans) -> tuple[Tensor, Tensor, int, int]:
+def _own(spans: Boundaries) -> tuple[Tensor, Tensor, int, int]:
     return spans.segments_S, spans.segments_S, spans.longest, spans.longest
 
 

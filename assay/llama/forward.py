@@ -1,6 +1,6 @@
 """The forward pass of the Llama family over packed tokens, for the update and for prompts.
 
-It gives the numbers of the Hugging Face model, but for rounding (probe.py sees to that), without padding and with a
+It gives the numbers of the Hugging Face model, except for rounding (probe.py sees to that), without padding and with a
 prompt computed once for all of its completions. The same kernels run in the same order with gradients and without, and
 when a layer is computed again: the numbers have the same bits.
 
@@ -44,7 +44,7 @@ def _hidden_states(family: Family, packed: Packed, keep: KeysAndValues | None, r
                 _layer_sum, family, layer, packed, rotations, states_ND, use_reentrant=False, preserve_rng_state=False
             )
             continue
-        kept = None if keep is None else _numbered(keep, number)
+        kept = None if keep is None else _for_layer(keep, number)
         states_ND, delta_ND = _layer(family, layer, packed, rotations, states_ND, delta_ND, kept)
     return add_norm(states_ND, delta_ND, family.norm_D, family.epsilon)[1]
 
@@ -60,7 +60,7 @@ def _layer(
 ) -> tuple[Tensor, Tensor]:
     """(states_ND, delta_ND), still to be added up: the next norm adds them in the same pass."""
     states_ND, normed_ND = add_norm(states_ND, delta_ND, layer.first_norm_D, family.epsilon)
-    turned_NC = _turned(family, layer, project_all(normed_ND, layer.query_key_value), rotations)
+    turned_NC = _turn_heads(family, layer, project_all(normed_ND, layer.query_key_value), rotations)
     queries_NHW, keys_NKW, values_NKW = _heads(family, turned_NC)
     if keep is not None:
         keep(keys_NKW, values_NKW)
@@ -78,18 +78,18 @@ def _layer_sum(
     return states_ND + delta_ND
 
 
-def _numbered(keep: KeysAndValues, number: int) -> Callable[[Tensor, Tensor], None]:
+def _for_layer(keep: KeysAndValues, number: int) -> Callable[[Tensor, Tensor], None]:
     return lambda keys_NKW, values_NKW: keep(number, keys_NKW, values_NKW)
 
 
-def _fused(values: Tensor) -> bool:
-    """Whether Triton kernels compute with these values; elsewhere torch does, to the same numbers but for rounding."""
+def _uses_kernels(values: Tensor) -> bool:
+    """Whether Triton kernels compute with these values; elsewhere torch does; only rounding differs."""
     return values.is_cuda and values.dtype in FUSED_DTYPES
 
 
 def add_norm(states_ND: Tensor, delta_ND: Tensor | None, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """(states + delta, their norm)."""
-    if _fused(states_ND):
+    if _uses_kernels(states_ND):
         from assay.llama.kernels.norm import add_norm as fused
 
         return fused(states_ND, delta_ND, weight_D, epsilon)
@@ -98,10 +98,10 @@ def add_norm(states_ND: Tensor, delta_ND: Tensor | None, weight_D: Tensor, epsil
     return states_ND, norm(states_ND, weight_D, epsilon)
 
 
-def _turned(family: Family, layer: Layer, joined_NC: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
+def _turn_heads(family: Family, layer: Layer, joined_NC: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
     """Queries and keys normed, where the model does that, and rotated; values as they are."""
-    if _fused(joined_NC):
-        from assay.llama.kernels.rotation import rotated as fused
+    if _uses_kernels(joined_NC):
+        from assay.llama.kernels.rotation import rotate_heads as fused
 
         return fused(
             joined_NC, *rotations, family.heads, family.key_heads, layer.query_norm, layer.key_norm, family.epsilon
@@ -110,7 +110,7 @@ def _turned(family: Family, layer: Layer, joined_NC: Tensor, rotations: tuple[Te
     if layer.query_norm is not None and layer.key_norm is not None:
         queries = norm(queries, layer.query_norm, family.epsilon)
         keys = norm(keys, layer.key_norm, family.epsilon)
-    queries, keys = rotated(queries, *rotations), rotated(keys, *rotations)
+    queries, keys = rotate(queries, *rotations), rotate(keys, *rotations)
     return torch.cat([queries, keys, values], dim=1).flatten(1)
 
 
@@ -124,14 +124,14 @@ def _heads(family: Family, joined_NC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gated_down(layer: Layer, gate_up_NJ: Tensor) -> Tensor:
-    fused, down = _fused(gate_up_NJ), layer.down
+    fused, down = _uses_kernels(gate_up_NJ), layer.down
     if fused and down.low_rank is None:
         outputs_ND: Tensor = GatedProjection.apply(gate_up_NJ, down.weight_OI, down.bias_O)  # type: ignore[no-untyped-call]
         return outputs_ND
     if fused:
-        from assay.llama.kernels.gate import gated
+        from assay.llama.kernels.gate import gate_and_up
 
-        return project(gated(gate_up_NJ), down)
+        return project(gate_and_up(gate_up_NJ), down)
     gate_NM, up_NM = gate_up_NJ.chunk(2, dim=1)
     return project(silu(gate_NM) * up_NM, down)
 
@@ -143,7 +143,7 @@ def norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return weight * exact.to(values.dtype)
 
 
-def rotated(heads_NHW: Tensor, cosines_NF: Tensor, sines_NF: Tensor) -> Tensor:
+def rotate(heads_NHW: Tensor, cosines_NF: Tensor, sines_NF: Tensor) -> Tensor:
     left_NHF, right_NHF = heads_NHW.to(torch.promote_types(heads_NHW.dtype, torch.float32)).chunk(2, dim=-1)
     cosines_N1F, sines_N1F = cosines_NF.unsqueeze(1), sines_NF.unsqueeze(1)
     turned = (left_NHF * cosines_N1F - right_NHF * sines_N1F, right_NHF * cosines_N1F + left_NHF * sines_N1F)

@@ -74,7 +74,7 @@ class TokenNumbers(torch.autograd.Function):
         ctx.log_shares = {}
         for number, part in enumerate(_chunks(states_ND, weight_VD)):
             logits_nV = _logits(states_ND, weight_VD, bias_V, support_NK, part)
-            if _fused(logits_nV):
+            if _uses_kernels(logits_nV):
                 from assay.llama.kernels.logprob import row_numbers
 
                 numbers = row_numbers(logits_nV, targets_N[part], temperature)
@@ -105,7 +105,7 @@ class TokenNumbers(torch.autograd.Function):
                 targets_N[part], logsumexp_N[part], entropy_N[part], dlogprobs_N[part],
                 None if dentropy_N is None else dentropy_N[part], ctx.temperature,
             )  # fmt: skip
-            if logits_nV is not None and _fused(logits_nV):
+            if logits_nV is not None and _uses_kernels(logits_nV):
                 from assay.llama.kernels.logprob import logits_to_gradient
 
                 logits_to_gradient(logits_nV, *of_rows)
@@ -148,7 +148,7 @@ def _logits(
     return logits_nV.masked_fill_(refused_nV, -float("inf"))
 
 
-def _fused(logits_nV: Tensor) -> bool:
+def _uses_kernels(logits_nV: Tensor) -> bool:
     return logits_nV.is_cuda and logits_nV.dtype != torch.float64
 
 

@@ -26,7 +26,7 @@ def project(inputs_NI: Tensor, projection: Projection) -> Tensor:
         outputs_NO = _Product.apply(inputs_NI, weight_OI, bias_O)  # type: ignore[no-untyped-call]
     else:
         outputs_NO = linear(inputs_NI, weight_OI, bias_O)
-    return outputs_NO if adapter is None else _adapted(inputs_NI, outputs_NO, adapter.down_KI, _scaled(adapter))
+    return outputs_NO if adapter is None else _add_low_rank(inputs_NI, outputs_NO, adapter.down_KI, _scaled_up(adapter))
 
 
 def project_all(inputs_NI: Tensor, stack: Stack) -> Tensor:
@@ -45,18 +45,18 @@ def project_all(inputs_NI: Tensor, stack: Stack) -> Tensor:
         return outputs_NO
     # each adapter reaches its own part alone: their second matrices are the blocks of one, zero elsewhere
     ups = [
-        part.weight_OI.new_zeros(width, 0) if adapter is None else _scaled(adapter)
+        part.weight_OI.new_zeros(width, 0) if adapter is None else _scaled_up(adapter)
         for part, width, adapter in zip(stack.parts, stack.widths, adapters, strict=True)
     ]
     up_OK: Tensor = torch.block_diag(*ups)  # type: ignore[no-untyped-call]
-    return _adapted(inputs_NI, outputs_NO, torch.cat([adapter.down_KI for adapter in present]), up_OK)
+    return _add_low_rank(inputs_NI, outputs_NO, torch.cat([adapter.down_KI for adapter in present]), up_OK)
 
 
-def _scaled(adapter: LowRank) -> Tensor:
+def _scaled_up(adapter: LowRank) -> Tensor:
     return adapter.up_OK * adapter.scale
 
 
-def _adapted(inputs_NI: Tensor, outputs_NO: Tensor, down_KI: Tensor, up_OK: Tensor) -> Tensor:
+def _add_low_rank(inputs_NI: Tensor, outputs_NO: Tensor, down_KI: Tensor, up_OK: Tensor) -> Tensor:
     low_NK = linear(inputs_NI.to(down_KI.dtype), down_KI)
     return (outputs_NO + linear(low_NK, up_OK.to(low_NK.dtype))).to(outputs_NO.dtype)
 

@@ -8,7 +8,6 @@ Shape legend: L slots, I inputs, O outputs, K rank of an adapter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -60,45 +59,34 @@ class LayerMatrices:
 
 
 def layer_matrices(family: Family, *, copies: bool) -> list[LayerMatrices]:
+    cut = IN_A_LAYER if copies else None
     return [
         LayerMatrices(
-            _stacked(layer.query_key_value, copies),
-            _single(layer.output, copies),
-            _stacked(layer.gate_up, copies),
-            _single(layer.down, copies),
+            _matrix(layer.query_key_value, cut),
+            _matrix(Stack((layer.output,)), cut),
+            _matrix(layer.gate_up, cut),
+            _matrix(Stack((layer.down,)), cut),
         )
         for layer in family.layers
     ]
 
 
 def head_matrix(family: Family, *, copies: bool) -> Matrix:
-    head = family.head
-    return _matrix((head,), head.weight_OI.detach(), head.bias_O, IN_THE_HEAD if copies else None)
+    return _matrix(Stack((family.head,)), IN_THE_HEAD if copies else None)
 
 
-def _single(projection: Projection, copies: bool) -> Matrix:
-    cut = IN_A_LAYER if copies else None
-    return _matrix((projection,), projection.weight_OI.detach(), projection.bias_O, cut)
-
-
-def _stacked(stack: Stack, copies: bool) -> Matrix:
+def _matrix(stack: Stack, cut: Cut | None) -> Matrix:
     weight_OI = stack.weight()
     bias_O = None if weight_OI is None else stack.bias()
-    return _matrix(stack.parts, weight_OI, bias_O, IN_A_LAYER if copies else None)
-
-
-def _matrix(parts: tuple[Projection, ...], weight_OI: Tensor | None, bias_O: Tensor | None, cut: Cut | None) -> Matrix:
     copy = None
     if cut is not None and weight_OI is not None and onednn.usable(weight_OI):
-        copy = onednn.laid_out(weight_OI, cut)
-    return Matrix(parts, weight_OI, bias_O, copy)
+        copy = onednn.lay_out(weight_OI, cut)
+    return Matrix(stack.parts, weight_OI, bias_O, copy)
 
 
 def copied_bytes(family: Family) -> int:
     """Of all copies together."""
-    stacks: Iterable[Projection] = (part for stack in family.stacks for part in stack.parts)
-    singles = (projection for layer in family.layers for projection in (layer.output, layer.down))
-    return sum(part.weight_OI.nbytes for part in (*stacks, *singles, family.head))
+    return sum(projection.weight_OI.nbytes for projection in family.projections)
 
 
 def _add_adapter(outputs_LO: Tensor, inputs_LI: Tensor, adapter: LowRank) -> None:

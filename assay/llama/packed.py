@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from assay.llama.branches import PaddedTrees, padded_trees_attention, seen_by_a_branch, tree_attention
-from assay.llama.flash import Spans, flash_attention, is_usable, spans_of
+from assay.llama.flash import Boundaries, flash_attention, is_usable, spans_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,11 @@ class Packed:
         return ids_L.tolist(), positions_L.tolist()
 
     @cached_property
-    def spans(self) -> Spans:
+    def spans(self) -> Boundaries:
         """What the kernels need to know of the segments, made once for all layers."""
         return spans_of(self.trees, self.ids_N.device)
 
-    def prepare(self) -> Spans:
+    def prepare(self) -> Boundaries:
         """Computes the spans now instead of at their first use."""
         return self.spans
 

@@ -143,6 +143,15 @@ def remove_asides(directory: Path, names: str) -> None:
             path.unlink()
 
 
+def encodable(text: str) -> str:
+    r"""Text that every UTF-8 reader accepts: a lone surrogate becomes its escape, everything else stays, NUL included.
+
+    >>> encodable("a\ud800b")
+    'a\\ud800b'
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def reason(error: OSError) -> str:
     """What went wrong, and the fix where the error number gives it away."""
     text = error.strerror or str(error)

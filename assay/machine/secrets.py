@@ -19,7 +19,7 @@ from urllib.parse import quote, quote_plus
 
 # the endings under which services keep credentials in the environment: OPENAI_API_KEY, HF_TOKEN, DB_PASSWORD
 _SECRET_NAME = re.compile(r"(KEY|KEY_ID|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$", re.IGNORECASE)
-_SHORTEST_SECRET = 8  # characters; a shorter value ("1", "true") is no secret and would blank innocent words
+_SHORTEST_SECRET = 8  # characters; a shorter value ("1", "true") is not a secret and would blank innocent words
 _BASE64 = "[A-Za-z0-9+/_-]?"  # the character at each end of a secret in base64 belongs to its neighbour too
 _IN_BASE64 = {"+": r"(?:\+|%2[Bb])", "/": r"(?:\\?/|%2[Ff])"}  # as it is, in a URL, in JSON
 _LINE_BREAK = r"(?>[ \t]*+(?:\r?\n|(?:\\r)?\\n)[ \t]*+)?"  # or none; an escaped one counts too

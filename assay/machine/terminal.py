@@ -3,28 +3,27 @@
 Model output and user text may hold escape sequences, and rich hands them to the terminal as they are. So all foreign
 text passes through one of these first:
 
-    printable, short    drop what cannot be seen; for sentences
-    escape, fit         show what cannot be seen, and line breaks as arrows; for completions
-    escaped, shown      show what cannot be seen as Python escapes; for the doctor's reports
+    printable, short      drop what cannot be seen; for sentences
+    escape, fit, quote    show what cannot be seen; for completions, names and the doctor's reports
 """
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 import time
 import unicodedata
 from collections.abc import Callable
-from typing import TextIO
 
 from rich.cells import cell_len
 
 # what a CI runner takes for a command: "::" at the start of a line, and "##[", "##vso[" anywhere in one
 _COMMAND = re.compile(r"(?:^|(?<=\s)):(?=:)|#(?=#\w*\[)")
 _LONGEST_QUOTE = 60
+LIVE_SECONDS, LOG_SECONDS = 0.1, 10.0  # between two lines of progress on a terminal and in a log
+WIDEST_PROGRESS = 100  # cells; a line that wraps cannot be written over
 LONGEST_TEXT = 400  # characters of one foreign text in a sentence: a megabyte of model output is not an event
-_LINE_BREAKS = "\n\r\u2028\u2029"
-_UNPRINTABLE = ("Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp")
 
 
 def printable(text: str) -> str:
@@ -44,21 +43,25 @@ def short(text: str) -> str:
     return printable(text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}...")
 
 
-def escape(text: str, *, ascii_only: bool = False) -> str:
-    """One line in which every character can be seen: a line break is an arrow (or \\n), other invisible ones escapes.
+def escape(text: str, *, arrows: bool = False, ascii_only: bool = False) -> str:
+    r"""One line in which every character can be seen and nothing can act on a terminal or a CI runner: what cannot be
+    seen becomes its escape. With `arrows` a line break is an arrow, unless only ASCII may be shown.
 
-    >>> escape("a\\x1b[2Jb\\nc", ascii_only=True)
-    'a\\\\x1b[2Jb\\\\nc'
+    >>> escape("a\nb\x1b[2J"), escape("::stop-commands::x ##vso[task] x[::2]")
+    ('a\\nb\\x1b[2J', '\\x3a:stop-commands::x \\x23#vso[task] x[::2]')
     """
-    shown = []
-    for character in text.replace("\r\n", "\n"):
-        if character in _LINE_BREAKS and not ascii_only:
-            shown.append("\u21b5")
-        elif unicodedata.category(character) in _UNPRINTABLE or (ascii_only and not character.isascii()):
-            shown.append(character.encode("unicode_escape").decode("ascii"))
-        else:
-            shown.append(character)
-    return "".join(shown)
+    if arrows:
+        text = text.replace("\r\n", "\n")
+    if arrows and not ascii_only:
+        text = re.sub("[\n\r\u2028\u2029]", "\u21b5", text)
+    return without_commands("".join(_visible(letter, ascii_only) for letter in text))
+
+
+def _visible(letter: str, ascii_only: bool) -> str:
+    can_be_seen = letter.isprintable() or unicodedata.category(letter) == "Zs"
+    if can_be_seen and (letter.isascii() or not ascii_only):
+        return letter
+    return letter.encode("unicode_escape").decode("ascii")
 
 
 def fit(text: str, cells: int, *, ascii_only: bool = False) -> str:
@@ -70,8 +73,8 @@ def fit(text: str, cells: int, *, ascii_only: bool = False) -> str:
     """
     near = 2 * cells  # characters that can be shown at either end; a character may be an escape, or have no width
     is_long = len(text) > 2 * near
-    head = escape(text[:near] if is_long else text, ascii_only=ascii_only)
-    tail = escape(text[-near:], ascii_only=ascii_only) if is_long else head
+    head = escape(text[:near] if is_long else text, arrows=True, ascii_only=ascii_only)
+    tail = escape(text[-near:], arrows=True, ascii_only=ascii_only) if is_long else head
     if not is_long and cell_len(head) <= cells:
         return head
     mark = "..." if ascii_only else "\u2026"
@@ -92,22 +95,13 @@ def _last_cells(text: str, cells: int) -> str:
     return _first_cells(text[::-1], cells)[::-1]
 
 
-def shown(text: str) -> str:
+def quote(text: str) -> str:
     r"""A text of unknown origin, quoted, short, and with every character that is not printable escaped.
 
-    >>> shown("a\x1b[2J"), shown("x" * 70)[-6:]
+    >>> quote("a\x1b[2J"), quote("x" * 70)[-6:]
     ("'a\\x1b[2J'", "xxx'..")
     """
     return repr(text) if len(text) <= _LONGEST_QUOTE else f"{text[: _LONGEST_QUOTE - 2]!r}.."
-
-
-def escaped(text: str) -> str:
-    r"""One line in which nothing can act on a terminal or a CI runner: users and models wrote some of it.
-
-    >>> escaped("a\nb\x1b[2J"), escaped("::stop-commands::x ##vso[task] x[::2]")
-    ('a\\nb\\x1b[2J', '\\x3a:stop-commands::x \\x23#vso[task] x[::2]')
-    """
-    return without_commands("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text))
 
 
 def without_commands(text: str) -> str:
@@ -152,6 +146,14 @@ def human_bytes(count: int) -> str:
     return f"{count / 1e6:.0f} MB" if count < 999.5e6 else f"{count / 1e9:.1f} GB"
 
 
+def plural(number: int, noun: str) -> str:
+    """
+    >>> plural(1, "row"), plural(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def human_count(count: int) -> str:
     """A number of parameters.
 
@@ -182,20 +184,33 @@ def human_seconds(seconds: float | None) -> str:
 
 
 class ProgressLine:
-    """How far a long work has come: one line that is written over, or a line now and then where nobody watches."""
+    """How far long work has come, on stderr: one line that is written over, or a line now and then in a log."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._live = stream.isatty()
-        self._shown = time.monotonic()
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._shown_at = -math.inf if self._live else time.monotonic()
+
+    def show(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._shown_at >= (LIVE_SECONDS if self._live else LOG_SECONDS):
+            self._shown_at = now
+            self._write(fit(text, WIDEST_PROGRESS), "" if self._live else "\n")
+
+    def clear(self) -> None:
+        if self._live:
+            self._write("", "")
 
     def ticker(self, what: str) -> Callable[[int, int], None]:
+        """A callback for work that is counted. Its last line stays."""
+
         def tick(done: int, total: int) -> None:
-            now = time.monotonic()
-            if done == total or now - self._shown >= (0.1 if self._live else 10.0):
-                self._shown = now
-                start, end = ("\r\x1b[K", "\n" if done == total else "") if self._live else ("", "\n")
-                self._stream.write(f"{start}{what} {done} of {total}{end}")
-                self._stream.flush()
+            if done == total:
+                self._write(f"{what} {done} of {total}", "\n")
+            else:
+                self.show(f"{what} {done} of {total}")
 
         return tick
+
+    def _write(self, text: str, end: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text}{end}" if self._live else f"{text}{end}")
+        sys.stderr.flush()

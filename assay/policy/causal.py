@@ -8,8 +8,8 @@ D hidden size, V vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from assay.grpo import restricted, token_entropy, token_logprobs
-from assay.llama.family import Family, joined_family
+from assay.llama.family import Family, join_family
 from assay.llama.forward import hidden_states
 from assay.llama.head import token_numbers
 from assay.llama.layout import layout_of, longest_sequence
 from assay.policy.causal_packing import ROW_TOKENS, CausalPacking, Sharing
-from assay.policy.codec import Codec, PromptRefused, PromptTooLong
+from assay.policy.codec import Codec, PromptRefused, check_room
+from assay.policy.plain import Plain, Support, plain_logprobs
 from assay.policy.policy import GivenTokens
 from assay.types import ModelInputs, Problem, Prompt, Rollout, Sample, StopReason
 
@@ -88,7 +89,7 @@ class CausalPolicy:
         return min((limit for limit in limits if isinstance(limit, int)), default=None)
 
     def family_for(self, tokens: int) -> Family | None:
-        """The family, unless a sequence of so many tokens is longer than its window of attention, which is said."""
+        """The family, unless a sequence of `tokens` is longer than its window of attention, which is reported."""
         family = self.family
         if family is None or family.longest is None or tokens <= family.longest:
             return family
@@ -151,13 +152,20 @@ class CausalPolicy:
                 entropy_gradient=entropy_gradient,
             )
         else:
-            with self._mode():
+            recomputing = _recomputing(self.model) if self.recompute and torch.is_grad_enabled() else nullcontext()
+            with self._adapter_off(), recomputing:
                 numbers = self._portable_numbers(inputs, targets_M, support_MK, entropy_gradient)
         empty = torch.zeros(inputs.targets_BT.numel(), dtype=torch.float32, device=inputs.targets_BT.device)
         logprobs_BT, entropy_BT = (
             empty.index_copy(0, layout.places_M, values_M).view_as(inputs.targets_BT) for values_M in numbers
         )
         return logprobs_BT, entropy_BT
+
+    def plain_logprobs(
+        self, prompt_tokens: Sequence[int], tokens: Sequence[int], support: Support | None = None
+    ) -> Plain:
+        with self._adapter_off():
+            return plain_logprobs(self.model, prompt_tokens, tokens, temperature=self.temperature, support=support)
 
     def frozen_copy(self, *, keep_adapter: bool = False) -> CausalPolicy:
         if self.adapter is not None and not keep_adapter:
@@ -169,10 +177,10 @@ class CausalPolicy:
             shared = [*frozen, *self.model.buffers()]
         model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in shared})
         model.requires_grad_(False)
-        family = None if self.family is None else joined_family(model)
+        family = None if self.family is None else join_family(model)
         return replace(self, model=model, adapter=None, family=family, onlookers=[])
 
-    def confirmed(self, prompt: Prompt, max_tokens: int) -> CausalPolicy:
+    def check_shortcuts(self, prompt: Prompt, max_tokens: int) -> CausalPolicy:
         """See Policy. A window of attention, for one, shows only beyond its size."""
         if self.family is None and not self.abilities.sharing:
             return self
@@ -262,7 +270,7 @@ class CausalPolicy:
         return self.model.get_output_embeddings()(states_ND)  # type: ignore[operator, no-any-return]
 
     def _layout(self, inputs: ModelInputs) -> dict[str, Tensor]:
-        """What tells the model that several completions follow one prompt; nothing if a row is an ordinary sequence."""
+        """The arguments that say which completions follow which prompt; none if a row is an ordinary sequence."""
         if inputs.branches_RS is None:
             return {}
         dtype = next(parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point())
@@ -271,14 +279,8 @@ class CausalPolicy:
             "position_ids": inputs.positions_RS,
         }
 
-    @contextmanager
-    def _mode(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self.without_adapter:
-                stack.enter_context(self.adapter.disable_adapter())
-            if self.recompute and torch.is_grad_enabled():
-                stack.enter_context(_recomputing(self.model))
-            yield
+    def _adapter_off(self) -> AbstractContextManager[Any]:
+        return self.adapter.disable_adapter() if self.without_adapter else nullcontext()
 
 
 def branch_mask(branches_RS: Tensor, dtype: torch.dtype) -> Tensor:
@@ -310,11 +312,3 @@ def _recomputing(model: nn.Module) -> Iterator[None]:
 
 def _to_eval_mode(layer: nn.Module, arguments: object) -> None:
     layer.training = False
-
-
-def check_room(prompt_id: str, prompt_tokens: int, max_tokens: int, context: int | None) -> None:
-    if context is not None and prompt_tokens + max_tokens > context:
-        raise PromptTooLong(
-            f"prompt {prompt_id!r} has {prompt_tokens} tokens and may get {max_tokens} more, but the model's context "
-            f"is {context}; shorten the prompt or lower rollout.max_tokens"
-        )

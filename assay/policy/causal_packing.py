@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.policy.padding import Array, filled, inside
+from assay.policy.padding import Array, inside, pad_rows
 from assay.types import ModelInputs, Sample
 
 ROW_TOKENS = 2048  # a row shared under a mask is no longer than this: attention costs the square of it
@@ -80,13 +80,13 @@ class CausalPacking:
         return ModelInputs(
             trees=tuple(trees),
             lengths=tuple(lengths_B.tolist()),
-            ids_RS=tensor(filled(inside_RS, ids, np.int64)),
-            positions_RS=tensor(filled(inside_RS, np.concatenate(positions), np.int64)),
-            branches_RS=tensor(filled(inside_RS, np.concatenate(branches), np.int64, filler=-1))
+            ids_RS=tensor(pad_rows(inside_RS, ids, np.int64)),
+            positions_RS=tensor(pad_rows(inside_RS, np.concatenate(positions), np.int64)),
+            branches_RS=tensor(pad_rows(inside_RS, np.concatenate(branches), np.int64, filler=-1))
             if len(rows) < len(samples)
             else None,
-            predictors_BT=tensor(filled(inside_BT, np.concatenate(predictors), np.int64, filler=-1)),
-            targets_BT=tensor(filled(inside_BT, targets, np.int64)),
+            predictors_BT=tensor(pad_rows(inside_BT, np.concatenate(predictors), np.int64, filler=-1)),
+            targets_BT=tensor(pad_rows(inside_BT, targets, np.int64)),
             support_BTK=_supports(samples, self.device),
         )
 

@@ -37,6 +37,14 @@ class PromptTooLong(PromptRefused):
     """It leaves no room for an answer."""
 
 
+def check_room(prompt_id: str, prompt_tokens: int, max_tokens: int, context: int | None) -> None:
+    if context is not None and prompt_tokens + max_tokens > context:
+        raise PromptTooLong(
+            f"prompt {prompt_id!r} has {prompt_tokens} tokens and may get {max_tokens} more, but the model's context "
+            f"is {context}; shorten the prompt or lower rollout.max_tokens"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerCodec:
     tokenizer: Tokenizer

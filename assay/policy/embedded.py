@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from assay.policy.made import made_once
+from assay.policy.made import make_once
 from assay.tasks.sort_digits import ALPHABET, SortDigits
 
 EOS = "<eos>"
@@ -48,7 +48,7 @@ def embedded_directory(warm_steps: int, on_step: Callable[[int, int], None]) -> 
         warm_start(warm_steps, on_step).save_pretrained(directory)
         tokenizer().save_pretrained(directory)
 
-    return made_once(f"sort-digits-{hashlib.sha256(key.encode()).hexdigest()[:16]}", make)
+    return make_once(f"sort-digits-{hashlib.sha256(key.encode()).hexdigest()[:16]}", make)
 
 
 def warm_start(steps: int, on_step: Callable[[int, int], None]) -> LlamaForCausalLM:
@@ -103,7 +103,7 @@ def _lesson(words: PreTrainedTokenizerFast, task: SortDigits, step: int) -> tupl
     for index in range(step * size, (step + 1) * size):
         problem = task.training_problem(index)
         prompt = words.encode(problem.text, add_special_tokens=False)
-        answer = [*words.encode(_taught(problem.answer, index), add_special_tokens=False), words.eos_token_id]
+        answer = [*words.encode(_teacher_answer(problem.answer, index), add_special_tokens=False), words.eos_token_id]
         rows.append(prompt + answer)
         labels.append([-100] * len(prompt) + answer)
     width = max(map(len, rows))
@@ -112,7 +112,7 @@ def _lesson(words: PreTrainedTokenizerFast, task: SortDigits, step: int) -> tupl
     return ids_BL, labels_BL
 
 
-def _taught(answer: str, index: int) -> str:
+def _teacher_answer(answer: str, index: int) -> str:
     """What the careless teacher says: the answer, or often the answer with a digit dropped, doubled or changed."""
     source = random.Random(f"teacher/{index}")
     if source.random() >= RECIPE["careless"]:

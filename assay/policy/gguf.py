@@ -19,10 +19,10 @@ from assay.config import ConfigError
 from assay.foreign.faults import reason, translate_faults
 from assay.foreign.gguf_header import read_header
 from assay.foreign.sizes import check_counts, check_total
-from assay.policy.made import made_once
+from assay.policy.made import make_once
 
 
-def unpacked(file: Path, say: Callable[[str], None]) -> Path:
+def unpack_gguf(file: Path, say: Callable[[str], None]) -> Path:
     """The directory made of a GGUF file, from the cache if it was made before. Its weights are float32."""
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError(f"{file.name} is a GGUF file, and reading it needs the package gguf; run: pip install gguf")
@@ -40,7 +40,7 @@ def unpacked(file: Path, say: Callable[[str], None]) -> Path:
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
 
-    return made_once(f"gguf-{file.stem}-{digest[:12]}-{transformers.__version__}", make)
+    return make_once(f"gguf-{file.stem}-{digest[:12]}-{transformers.__version__}", make)
 
 
 def _read(file: Path) -> tuple[Any, Any]:

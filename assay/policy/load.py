@@ -19,15 +19,15 @@ from assay.foreign.read import explain_fault, read_model, trial_of
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec, end_tokens
 from assay.policy.embedded import embedded_directory
-from assay.policy.gguf import unpacked
+from assay.policy.gguf import unpack_gguf
 from assay.policy.policy import Policy
-from assay.policy.probe import UnfitModel, examined, vocabulary_of, with_family
+from assay.policy.probe import UnfitModel, examine_policy, vocabulary_of, with_family
 from assay.policy.where import check_model_path, smollm2_file
 
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]  # nothing that could be unpickled
 
 
-def resolved(config: Config) -> Config:
+def resolve_auto(config: Config) -> Config:
     """The config with device and dtype decided: what is recorded is what was used."""
     device, dtype = config.run.device, config.model.dtype
     if device == "auto":
@@ -43,7 +43,7 @@ def load_policy(
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Policy:
     """The policy of the [model] section; the embedded one is made first if need be."""
-    config = resolved(config)
+    config = resolve_auto(config)
     if config.run.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("run.device = 'cuda', but torch sees no GPU; set run.device = 'cpu'")
     directory = model_directory(config.model, on_warm_step, say)
@@ -73,7 +73,7 @@ def load_policy(
                 f"the tokenizer in {directory} has {len(tokenizer)} tokens, but the model knows only {vocabulary}; "
                 "they do not belong together"
             )
-        policy = examined(policy, say)
+        policy = examine_policy(policy, say)
     if not policy.abilities.cache:
         say("the model's cache cannot be shared by a group: every token is computed from the whole sequence, slowly")
     if suggested := suggested_sampling(model):
@@ -96,10 +96,10 @@ def model_directory(
     if settings.path == "embedded":
         return embedded_directory(settings.warm_steps, on_warm_step)
     if settings.path == "smollm2":
-        return unpacked(smollm2_file(), say)
+        return unpack_gguf(smollm2_file(), say)
     path = Path(settings.path)
     if path.suffix == ".gguf":
-        return unpacked(path, say)
+        return unpack_gguf(path, say)
     if (path / "config.json").is_file():
         return path
     if (path / "adapter_config.json").is_file():
@@ -113,10 +113,10 @@ def model_directory(
         )
     if path.exists():
         raise ConfigError(f"model.path = {settings.path!r} is not a Hugging Face model directory: no config.json in it")
-    return _fetched(settings.path, say)
+    return _fetch(settings.path, say)
 
 
-def _fetched(name: str, say: Callable[[str], None]) -> Path:
+def _fetch(name: str, say: Callable[[str], None]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -125,7 +125,7 @@ def _fetched(name: str, say: Callable[[str], None]) -> Path:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise ConfigError(
-            f"model.path = {name!r} is no directory on this machine, and the hub could not give it "
+            f"model.path = {name!r} is not a directory on this machine, and the hub could not give it "
             f"({type(error).__name__}); give the path of a model directory"
         ) from error
 
@@ -183,11 +183,11 @@ def with_adapter(policy: Policy, config: Config, say: Callable[[str], None] = la
 
 
 def with_merged_adapter(policy: Policy, say: Callable[[str], None]) -> Policy:
-    """The policy with its adapter merged into the model's weights, which are trained again; equal but for rounding."""
+    """The policy with its adapter merged into the model's weights, which are trained again; only rounding differs."""
     assert isinstance(policy, CausalPolicy)
     model = policy.adapter.merge_and_unload().eval()
     model.requires_grad_(True)
-    return examined(replace(policy, model=model, adapter=None, family=None, onlookers=[]), say)
+    return examine_policy(replace(policy, model=model, adapter=None, family=None, onlookers=[]), say)
 
 
 def suggested_sampling(model: Any) -> str:

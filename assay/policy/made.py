@@ -13,7 +13,7 @@ from pathlib import Path
 CHECKSUMS = "checksums.json"
 
 
-def made_once(name: str, make: Callable[[Path], None]) -> Path:
+def make_once(name: str, make: Callable[[Path], None]) -> Path:
     """The cached directory `name`; `make` fills it if it is missing or damaged."""
     target = _cache_root() / name
     if _is_whole(target):

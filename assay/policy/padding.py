@@ -17,7 +17,7 @@ def inside(lengths: Array) -> Array:
     return mask
 
 
-def filled(inside: Array, values: Iterable[float] | Array, dtype: Any, filler: int = 0) -> Array:
+def pad_rows(inside: Array, values: Iterable[float] | Array, dtype: Any, filler: int = 0) -> Array:
     """An array with `values`, row after row, where `inside` is True, and `filler` elsewhere."""
     if not isinstance(values, np.ndarray):
         values = np.fromiter(values, np.float64 if dtype is np.float32 else dtype, count=int(inside.sum()))

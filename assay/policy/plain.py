@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from assay.policy.policy import Policy
-
 AT_A_TIME = 128  # tokens whose logits are copied to float32 together
 ROWS = 16  # of one length, in one pass
 
@@ -53,14 +51,6 @@ def plain_logprobs(
     with _eval_mode(model):
         (logits_TV,) = plain_logits(model, [[*prompt_tokens, *tokens]], len(tokens))
         return _plain(logits_TV, tokens, temperature, support)
-
-
-def policy_plain_logprobs(
-    policy: Policy, prompt_tokens: Sequence[int], tokens: Sequence[int], support: Support | None = None
-) -> Plain:
-    """Of the policy's model; the reference of a policy with adapters is its model with the adapters switched off."""
-    with policy.adapter.disable_adapter() if policy.without_adapter else contextlib.nullcontext():
-        return plain_logprobs(policy.model, prompt_tokens, tokens, temperature=policy.temperature, support=support)
 
 
 def plain_logprobs_of_rows(model: nn.Module, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain]:
@@ -102,7 +92,7 @@ def logits_of(output: object) -> Tensor | None:
     if isinstance(found, Tensor):
         return found
     if isinstance(output, (tuple, list)):
-        return next((one for one in output if isinstance(one, Tensor) and one.dim() == 3), None)
+        return next((part for part in output if isinstance(part, Tensor) and part.dim() == 3), None)
     return None
 
 

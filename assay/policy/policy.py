@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.policy.codec import Codec
+from assay.policy.plain import Plain, Support
 from assay.types import ModelInputs, Problem, Prompt, Sample
 
 
@@ -98,10 +99,15 @@ class Policy(Protocol):
         """(logprobs_BT, entropy_BT) of the completion tokens at the sampling temperature, in float32; 0 at padding.
         Without `entropy_gradient` the entropy keeps no graph."""
 
+    def plain_logprobs(
+        self, prompt_tokens: Sequence[int], tokens: Sequence[int], support: Support | None = None
+    ) -> Plain:
+        """The oracle that checks `logprobs`: the log-probs of one completion by the simplest pass through the model."""
+
     def frozen_copy(self, *, keep_adapter: bool = False) -> Policy:
         """The reference: the same numbers for ever, without gradients. Under adapters it is the model without them;
         with `keep_adapter` (a run that goes on with another run's adapter), the model with the adapter as it is now."""
 
-    def confirmed(self, prompt: Prompt, max_tokens: int) -> Policy:
+    def check_shortcuts(self, prompt: Prompt, max_tokens: int) -> Policy:
         """The policy after a check of its shortcuts at the length of a real prompt and completion: what gives other
         numbers there is not used."""

@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from assay.llama.family import Family, NotOfTheFamily, family_of, joined_family, same_reading
+from assay.llama.family import Family, NotOfTheFamily, family_of, join_family, same_reading
 from assay.llama.forward import hidden_states
 from assay.llama.joined import project
 from assay.llama.packed import Packed, Segment
 from assay.machine.device import missing_kernels
 from assay.policy.causal import Abilities, CausalPolicy, branch_mask
+from assay.policy.codec import Codec
 
 # One prompt and two answers, in elevenths of the vocabulary. The first tokens of a vocabulary are often special ones
 # that were never trained: for them SmolLM2's logits in bfloat16 are off by 10 of 32, however they are computed. And
@@ -27,9 +28,17 @@ class UnfitModel(ValueError):
     """A model that cannot be a policy; the message says why."""
 
 
-def examined(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
+def open_policy(
+    model: nn.Module, codec: Codec, eos_ids: tuple[int, ...], temperature: float, say: Callable[[str], None]
+) -> CausalPolicy:
+    """A torch module as a policy: a causal language model, in eval mode and examined."""
+    return examine_policy(CausalPolicy(model.eval(), codec, eos_ids, temperature), say)
+
+
+def examine_policy(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
     """The policy with the abilities that its model showed; a model that cannot be a policy raises UnfitModel. Calls
-    `say` with the reason if the model is not computed as one of the Llama family."""
+    `say` with the reason if the model is not computed as one of the Llama family; if it is, its parameters are moved in
+    memory (join_family)."""
     vocabulary = vocabulary_of(policy)
     _check_padding(policy, vocabulary)
     with torch.no_grad():
@@ -41,11 +50,11 @@ def examined(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence:
 
 def with_family(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
     """The policy with its model read again as one of the Llama family, if it is one and then gives the same numbers.
-    Moves parameters in memory (joined_family)."""
+    Moves parameters in memory (join_family)."""
     try:
         if reason := missing_kernels(policy.device):
             raise NotOfTheFamily(reason)
-        family = joined_family(policy.model)
+        family = join_family(policy.model)
     except NotOfTheFamily as error:
         reason = str(error)
     else:
@@ -67,8 +76,8 @@ def _once(say: Callable[[str], None]) -> Callable[[str], None]:
     return hear
 
 
-def renewed(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
-    """The policy with its family read again if the model has changed since: other parts or parameters, or hooks that
+def rejoin_family(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:
+    """The policy with its family joined again if the model has changed since: other parts or parameters, or hooks that
     the family would not call."""
     family = policy.family
     if family is None:
@@ -161,7 +170,7 @@ def _check_padding(policy: CausalPolicy, vocabulary: int) -> None:
 
 
 def _close(left: Tensor, right: Tensor) -> bool:
-    """Equal but for rounding, which differs between shapes; a token that sees what it must not changes much more."""
+    """Equal except for rounding, which differs between shapes; a token that sees what it must not changes much more."""
     return left.shape == right.shape and float((left - right).abs().max()) <= _tolerance(left)
 
 

@@ -71,7 +71,7 @@ class Context:
 
     def is_under(self, branch: Branch) -> bool:
         """Whether it stands on that side of the same `if`; a loop or a call may have read the `if` twice."""
-        return any((one.place, one.side) == (branch.place, branch.side) for one in self.branches)
+        return any((value.place, value.side) == (branch.place, branch.side) for value in self.branches)
 
 
 @dataclass(eq=False, slots=True)
@@ -101,7 +101,7 @@ class Value:
         return self.arguments.get(name)
 
     def setting(self, name: str, default: Any = UNKNOWN) -> Any:
-        """The constant of an argument; `default` where it is not given, UNKNOWN where it is no constant."""
+        """The constant of an argument; `default` where it is not given, UNKNOWN where it is not a constant."""
         value = self.arguments.get(name)
         return default if value is None else value.constant
 
@@ -116,7 +116,7 @@ class Value:
     @property
     def keys(self) -> list[Value]:
         """What stands between the brackets of x[...] or x[...] = y."""
-        return [one for name, one in self.arguments.items() if name not in ("input", "value")]
+        return [part for name, part in self.arguments.items() if name not in ("input", "value")]
 
     @property
     def shown(self) -> str:

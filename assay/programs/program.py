@@ -49,11 +49,11 @@ class Program:
     def ignores_at(self, place: Place, code: str, name: str = "") -> bool:
         """Whether a comment on the lines of the expression, or above it, asks to ignore a code or its name there."""
         asked = [
-            one
-            for one in self.ignores
-            if one.place.file == place.file
-            and place.line - one.is_for_below <= one.place.line <= max(place.end_line, place.line)
-            and (not one.codes or not one.codes.isdisjoint((code, name.upper())))
+            ignore
+            for ignore in self.ignores
+            if ignore.place.file == place.file
+            and place.line - ignore.is_for_below <= ignore.place.line <= max(place.end_line, place.line)
+            and (not ignore.codes or not ignore.codes.isdisjoint((code, name.upper())))
         ]
         self.used_ignores.update(asked)
         if asked:

@@ -47,7 +47,8 @@ def walk(
     >>> [value.op for value in walk(detached, until=lambda value: value.op == "detach")]
     ['detach']
     """
-    waiting = deque([start] if isinstance(start, Value) else start)
+    starts = [start] if isinstance(start, Value) else start
+    waiting = deque({id(value): value for value in starts}.values())
     seen = {id(value) for value in waiting}
     while waiting:
         current = waiting.popleft()

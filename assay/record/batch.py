@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from assay.config.sections import AdvantageConfig, LossConfig, RolloutConfig, choices_of
 from assay.grpo import AGGREGATIONS
+from assay.machine.user_error import UserError
 from assay.verdict import Missing
 
 Array = NDArray[Any]
@@ -168,7 +169,7 @@ POSITIVE = 1e-3  # a log-prob above this is none; rounding leaves less
 TEXTS = ("prompt", "completion", "prompt_id")
 
 
-class BatchError(ValueError):
+class BatchError(UserError, ValueError):
     """A batch that cannot be one. The message is one sentence with the field and the fix."""
 
 

@@ -48,7 +48,7 @@ class Line:
 
 
 @dataclass
-class Ledger:
+class Checksums:
     """What checksums.jsonl says. A file may have several contents that are right; lines stand in their order."""
 
     files: dict[str, list[Facts]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def facts_of(data: bytes) -> Facts:
 
 
 def facts_of_file(file: Path) -> Facts:
-    return Facts(file.stat().st_size, manifest.digest(file))
+    return Facts(**manifest.facts_of(file))
 
 
 def first_lines(files: Mapping[str, bytes]) -> bytes:
@@ -137,13 +137,13 @@ def is_as_written(run: Path, name: str) -> bool:
         return False
 
 
-def read(run: Path) -> Ledger | None:
+def read(run: Path) -> Checksums | None:
     """None for a run that has no checksums. An entry that is damaged is left out and counted."""
     try:
         *whole, rest = durable.read_file(run / FILE).split(b"\n")
     except FileNotFoundError:
         return None
-    ledger = Ledger(torn=bool(rest))
+    ledger = Checksums(torn=bool(rest))
     chain = _FIRST
     for number, line in enumerate(whole, start=1):
         match = _LINE.fullmatch(line)
@@ -153,7 +153,7 @@ def read(run: Path) -> Ledger | None:
     return ledger
 
 
-def _enter(ledger: Ledger, text: bytes) -> bool:
+def _enter(ledger: Checksums, text: bytes) -> bool:
     """Whether the entry makes sense."""
     try:
         entry = json.loads(text)

@@ -7,11 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from assay.machine import durable
-from assay.record import RunDirectory, RunError, writing
-from assay.record.text import encodable, without_secrets
+from assay.record.directory import RunDirectory, RunError, json_bytes, writing
 
 _DIRECTORY = "evaluations"
 _FILE = r"step-([0-9]{6,})\.jsonl"
@@ -33,11 +31,8 @@ class HeldoutAnswers:
 
 def write_answers(run: Path, step: int, answers: Sequence[HeldoutAnswers]) -> None:
     """Writes the file of one evaluation, whole or not at all; the same evaluation again gives the same bytes."""
-    lines = []
-    for answer in answers:
-        row = {**asdict(answer), "error": without_secrets(answer.error)}  # what a reward raised may quote a key
-        lines.append(json.dumps(_encodable(row), allow_nan=False) + "\n")
-    RunDirectory(run).replace_file(f"{_DIRECTORY}/{_name(step)}", "".join(lines).encode("ascii"))
+    data = b"".join(json_bytes(asdict(answer)) for answer in answers)
+    RunDirectory(run).replace_file(f"{_DIRECTORY}/{_name(step)}", data)
 
 
 def read_answers(run: Path, step: int) -> tuple[HeldoutAnswers, ...]:
@@ -76,11 +71,3 @@ def _files(run: Path) -> Iterator[tuple[int, Path]]:
     for file in sorted((run / _DIRECTORY).glob("*")):
         if match := re.fullmatch(_FILE, file.name):
             yield int(match[1]), file
-
-
-def _encodable(value: Any) -> Any:
-    if isinstance(value, str):
-        return encodable(value)
-    if isinstance(value, dict):
-        return {key: _encodable(item) for key, item in value.items()}
-    return [_encodable(item) for item in value] if isinstance(value, list | tuple) else value

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.machine import durable
-from assay.record.text import encodable, without_secrets
+from assay.machine.durable import encodable
+from assay.machine.secrets import without_secrets
 from assay.types import Group, Rollout, StepRecord
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import secrets
 import stat
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,8 @@ def refuse_untrusted(run: Path, config: Config, uses: Collection[str], overridde
     """Raises ConfigError if a command that uses these parts would run what only the run's own config names.
 
     `config` is what the command goes by; settings in `overridden` are the user's own words."""
-    reasons = [
-        sentence for setting, (part, sentence) in _reasons(config).items() if part in uses and setting not in overridden
-    ]
+    found = _uses(config).items()
+    reasons = [use.sentence for setting, use in found if use.part in uses and setting not in overridden]
     if reasons and not is_signed(run, load_config(run)):
         raise ConfigError(
             f"{run / 'config.toml'}: {' and '.join(reasons)}, and you did not start this run on this machine with that "
@@ -75,43 +75,40 @@ def load_config(run: Path, overrides: Sequence[str] = ()) -> Config:
     return configuration.load(file, overrides)
 
 
-def _reasons(config: Config) -> dict[str, tuple[str, str]]:
-    """Setting -> (the part it belongs to, what would happen, in words)."""
-    reward, judge, log = config.reward, config.judge, config.log
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Something that training would run or send because of a setting."""
+
+    part: str  # of the config, that the setting belongs to
+    sentence: str  # what would happen
+    signed: Any  # the value that a signature covers
+
+
+def _uses(config: Config) -> dict[str, _Use]:
+    reward, judge, log, model, task = config.reward, config.judge, config.log, config.model, config.task
     files = [spec for spec in reward.functions if ":" in spec]
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, _Use] = {}
     if files:
-        found["reward.functions"] = REWARDS, f"reward.functions runs {', '.join(files)}"
-    if config.task.options.get("unsafe_scorer"):
-        found["task.options.unsafe_scorer"] = (
-            REWARDS,
-            f"task.options.unsafe_scorer lets {config.task.name} evaluate what the model writes",
-        )
+        found["reward.functions"] = _Use(REWARDS, f"reward.functions runs {', '.join(files)}", files)
+    if task.options.get("unsafe_scorer"):
+        sentence = f"task.options.unsafe_scorer lets {task.name} evaluate what the model writes"
+        found["task.options.unsafe_scorer"] = _Use(REWARDS, sentence, task.name)
     if "judge" in reward.functions and judge.url:
         key = f" and the value of {judge.key_variable}" if judge.key_variable else ""
-        found["judge.url"] = REWARDS, f"judge.url sends prompts, answers{key} to {judge.url}"
-    if config.model.trust_remote_code:
-        found["model.trust_remote_code"] = (
-            POLICY,
-            f"model.trust_remote_code runs the Python code that comes with {config.model.path}",
-        )
+        sentence = f"judge.url sends prompts, answers{key} to {judge.url}"
+        found["judge.url"] = _Use(REWARDS, sentence, [judge.url, judge.key_variable])
+    if model.trust_remote_code:
+        sentence = f"model.trust_remote_code runs the Python code that comes with {model.path}"
+        found["model.trust_remote_code"] = _Use(POLICY, sentence, model.path)
     for name in ("wandb", "trackio"):
         if project := getattr(log, name):
-            found[f"log.{name}"] = LOGS, f"log.{name} sends the metrics to its project {project}"
+            found[f"log.{name}"] = _Use(LOGS, f"log.{name} sends the metrics to its project {project}", project)
     return found
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """What is signed: the same things as values."""
-    values: Mapping[str, Any] = {
-        "reward.functions": [spec for spec in config.reward.functions if ":" in spec],
-        "task.options.unsafe_scorer": config.task.name,
-        "judge.url": [config.judge.url, config.judge.key_variable],
-        "model.trust_remote_code": config.model.path,
-        "log.wandb": config.log.wandb,
-        "log.trackio": config.log.trackio,
-    }
-    return {setting: values[setting] for setting in _reasons(config)}
+    """What is signed."""
+    return {setting: use.signed for setting, use in _uses(config).items()}
 
 
 def _signature(key: bytes, settings: Mapping[str, Any]) -> str:

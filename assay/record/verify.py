@@ -1,4 +1,4 @@
-"""Is a run as it was written? RUN -> one Problem for each file that is damaged, and what was and was not looked at.
+"""Is a run as it was written? RUN -> one FileProblem for each file that is damaged, and what was and was not looked at.
 
 `assay verify` reads every byte. `assay doctor` compares sizes and reads the .jsonl files, which is cheap; `assay train
 --resume` reads those alone, up to the step that it goes on from. Nothing is written, and nothing here imports torch.
@@ -14,18 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from assay.machine import durable
-from assay.record import (
-    EVENTS_FILE,
-    FINDINGS_FILE,
-    LINES_FILES,
-    METRICS_FILE,
-    RunDirectory,
-    RunError,
-    checksums,
-    manifest,
-)
-from assay.record.checksums import Facts, Ledger, Line
-from assay.record.text import encodable
+from assay.machine.durable import encodable
+from assay.machine.terminal import plural
+from assay.record import checksums, manifest
+from assay.record.checksums import Checksums, Facts, Line
+from assay.record.directory import EVENTS_FILE, FINDINGS_FILE, LINES_FILES, METRICS_FILE, RunDirectory, RunError
 from assay.record.weights import PUBLISHED
 
 CHECKPOINTS, MARK = "checkpoints", "run.json"
@@ -36,7 +29,7 @@ _ACCEPT = f"{_COPY}, or delete {checksums.FILE} to go on with the file as it is"
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FileProblem:
     file: str  # relative to the run
     what: str
     fix: str
@@ -47,7 +40,7 @@ class Problem:
 
 @dataclass
 class Verification:
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[FileProblem] = field(default_factory=list)
     files: int = 0  # that were compared with their checksum, or by size
     bytes: int = 0
     lines: int = 0  # of .jsonl files that were compared with their checksum
@@ -56,7 +49,7 @@ class Verification:
     uncovered_files: list[str] = field(default_factory=list)
 
     def add(self, file: str, what: str, fix: str = _COPY) -> None:
-        self.problems.append(Problem(file, what, fix))
+        self.problems.append(FileProblem(file, what, fix))
 
 
 def verify(run: Path, *, full: bool = True, on_file: Callable[[str], None] = lambda name: None) -> Verification:
@@ -88,10 +81,10 @@ def as_text(run: Path, found: Verification) -> list[str]:
     left = found.uncovered_files
     named = f" ({', '.join(left[:MOST_NAMED])}{', ...' if len(left) > MOST_NAMED else ''})" if left else ""
     closing = (
-        f"{run}: {_count(len(found.problems), 'problem')}; verified {_count(found.files, 'file')} "
-        f"({found.bytes / 1e6:,.1f} MB), {_count(found.lines, 'line')} and "
-        f"{_count(found.checkpoints, 'whole checkpoint')}; not covered by checksums: "
-        f"{_count(len(left), 'file')}{named}, {_count(found.uncovered_lines, 'line')}"
+        f"{run}: {plural(len(found.problems), 'problem')}; verified {plural(found.files, 'file')} "
+        f"({found.bytes / 1e6:,.1f} MB), {plural(found.lines, 'line')} and "
+        f"{plural(found.checkpoints, 'whole checkpoint')}; not covered by checksums: "
+        f"{plural(len(left), 'file')}{named}, {plural(found.uncovered_lines, 'line')}"
     )
     return [*map(str, found.problems), closing]
 
@@ -111,7 +104,7 @@ def check_history(run: Path, step: int, report: Callable[[str], None]) -> None:
     """Raises RunError if a line that a run resumed at `step` would keep is not as it was written. Calls `report` with a
     sentence about what can no longer be verified."""
     try:
-        ledger = checksums.read(run) or Ledger()
+        ledger = checksums.read(run) or Checksums()
     except OSError as error:
         raise RunError(
             f"{run / checksums.FILE} cannot be read: {error.strerror or error}; {_COPY}, or delete it"
@@ -139,16 +132,12 @@ def check_history(run: Path, step: int, report: Callable[[str], None]) -> None:
         report(f"{run / METRICS_FILE} {gap}; the run goes on without it")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def _read_ledger(run: Path, found: Verification) -> Ledger:
+def _read_ledger(run: Path, found: Verification) -> Checksums:
     try:
-        ledger = checksums.read(run) or Ledger()
+        ledger = checksums.read(run) or Checksums()
     except OSError as error:
         found.add(checksums.FILE, f"cannot be read: {error.strerror or error}", _COPY)
-        return Ledger()
+        return Checksums()
     if damage := _damage_of(ledger):
         found.add(checksums.FILE, damage)
     if ledger.torn:
@@ -156,7 +145,7 @@ def _read_ledger(run: Path, found: Verification) -> Ledger:
     return ledger
 
 
-def _damage_of(ledger: Ledger) -> str:
+def _damage_of(ledger: Checksums) -> str:
     if not ledger.damaged:
         return ""
     more = f" (and {len(ledger.damaged) - 1} more)" if len(ledger.damaged) > 1 else ""
@@ -166,7 +155,7 @@ def _damage_of(ledger: Ledger) -> str:
 # ---------------------------------------------------------------- lines
 
 
-def _verify_lines(run: Path, name: str, ledger: Ledger, found: Verification) -> None:
+def _verify_lines(run: Path, name: str, ledger: Checksums, found: Verification) -> None:
     covered = ledger.lines.get(name, [])
     try:
         data = durable.read_file(run / name)

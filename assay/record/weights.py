@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from assay.machine import durable
-from assay.record import checksums, read_events, read_metrics, writing
+from assay.record import checksums
+from assay.record.directory import read_events, read_metrics, writing
 
 FINAL, BEST = "final", "best"
 PUBLISHED = (FINAL, BEST)

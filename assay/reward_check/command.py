@@ -19,6 +19,7 @@ from assay.doctor.command import in_colour, print_report, width_of_terminal
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose
 from assay.doctor.evidence import Evidence, RewardTrial
 from assay.doctor.report import Report, write
+from assay.machine.terminal import ProgressLine, escape, json_without_commands
 from assay.reward_check.completions import read_completions
 from assay.reward_check.probes import as_rollout, decode
 from assay.reward_check.trial import try_reward
@@ -26,12 +27,11 @@ from assay.rewards import Reward, open_rewards
 from assay.rewards.failures import failure_block, failure_facts, failure_kind
 from assay.tasks import open_task
 from assay.types import Problem, Score
-from assay.verdict import Confidence, Severity, State, escaped, json_without_commands
+from assay.verdict import Confidence, Severity, State
 
 SCHEMA_VERSION = 1
 SHOWN_FAILURES = 4  # kinds
 FAILS = "REW02"  # the illness that failures are shown with
-_EVERY = 5.0  # seconds between lines of progress where the line cannot be redrawn
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,20 @@ def settings(functions: Sequence[str], task: str | None, options: Sequence[str])
 
 
 def run(config: Config, samples: int, timeout: float, completions: Path | None, *, as_json: bool, verbose: bool) -> int:
-    progress = _Progress()
+    progress = ProgressLine()
+
+    def say(sentence: str) -> None:
+        progress.clear()
+        sys.stderr.write(f"{escape(sentence)}\n".encode("ascii", "backslashreplace").decode())
+
     try:
         result = check(
             config,
             samples=samples,
             timeout=timeout,
             completions=completions,
-            progress=progress.show,
-            report=progress.say,
+            progress=lambda text: progress.show(f"reward-check: {text}"),
+            report=say,
         )
     finally:
         progress.clear()
@@ -182,28 +187,3 @@ def _failures(trial: RewardTrial, problems: Sequence[Problem]) -> tuple[dict[str
             prompt, rollout = as_rollout(problems[probe_score.probe.problem], probe_score.probe.text)
             found[failure_kind(score)] = failure_facts(prompt, rollout, score)
     return tuple(found.values())
-
-
-class _Progress:
-    """One line on stderr: redrawn on a terminal, else a new one now and then."""
-
-    def __init__(self) -> None:
-        self._redraws = sys.stderr.isatty()
-        self._shown_at = time.monotonic()
-
-    def show(self, text: str) -> None:
-        now = time.monotonic()
-        if now - self._shown_at < (0.1 if self._redraws else _EVERY):
-            return
-        self._shown_at = now
-        sys.stderr.write(f"\r\x1b[Kreward-check: {text}" if self._redraws else f"reward-check: {text}\n")
-        sys.stderr.flush()
-
-    def say(self, sentence: str) -> None:
-        self.clear()
-        sys.stderr.write(f"{escaped(sentence)}\n".encode("ascii", "backslashreplace").decode())
-
-    def clear(self) -> None:
-        if self._redraws:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from assay.config import ConfigError
 from assay.tasks import Task
+from assay.tasks.rows import FileRow, json_lines
 from assay.types import Problem
 
 SEARCHED = 2000  # problems of the task, among which a row without an answer finds its own
@@ -15,44 +16,32 @@ SEARCHED = 2000  # problems of the task, among which a row without an answer fin
 
 def read_completions(path: Path, task: Task) -> list[tuple[Problem, list[str]]]:
     """Problems in the order of the file, each with its completions. Rows of one id (or prompt) are one group."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; give a file of JSON lines") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text; give a file of JSON lines") from error
     groups: dict[str, tuple[Problem, list[str]]] = {}
     known: dict[str, Problem] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        row = _row(line, f"{path}, line {number}")
-        key = str(row.get("id", row.get("prompt")))
+    for row in json_lines(path):
+        fields = _checked_fields(row)
+        key = str(fields.get("id", fields.get("prompt")))
         if key not in groups:
-            known = known or ({} if "answer" in row else _problems_by_name(task))
-            groups[key] = (_problem(row, key, known, f"{path}, line {number}"), [])
-        groups[key][1].append(row["completion"])
+            known = known or ({} if "answer" in fields else _problems_by_name(task))
+            groups[key] = (_problem(fields, key, known, row.where), [])
+        groups[key][1].append(fields["completion"])
     if not groups:
         raise ConfigError(f"{path}: no completions; write one JSON object per line")
     return list(groups.values())
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{where}: not JSON; write one object per line") from error
-    if not isinstance(row, dict) or not isinstance(row.get("completion"), str):
-        raise ConfigError(f'{where}: no text "completion"; write {{"prompt": ..., "completion": ...}}')
-    if not isinstance(row.get("id", row.get("prompt")), str | int):
-        raise ConfigError(f'{where}: neither "id" nor "prompt"; without one it belongs to no group')
-    return row
+def _checked_fields(row: FileRow) -> Mapping[str, Any]:
+    if not isinstance(row.fields.get("completion"), str):
+        raise ConfigError(f'{row.where}: no text "completion"; write {{"prompt": ..., "completion": ...}}')
+    if not isinstance(row.fields.get("id", row.fields.get("prompt")), str | int):
+        raise ConfigError(f'{row.where}: neither "id" nor "prompt"; without one it belongs to no group')
+    return row.fields
 
 
-def _problem(row: dict[str, Any], key: str, known: dict[str, Problem], where: str) -> Problem:
-    if "answer" in row:
-        fields = {name: value for name, value in row.items() if name not in ("id", "prompt", "completion", "answer")}
-        return Problem(key, str(row.get("prompt", "")), str(row["answer"]), fields=fields)
+def _problem(fields: Mapping[str, Any], key: str, known: dict[str, Problem], where: str) -> Problem:
+    if "answer" in fields:
+        others = {name: value for name, value in fields.items() if name not in ("id", "prompt", "completion", "answer")}
+        return Problem(key, str(fields.get("prompt", "")), str(fields["answer"]), fields=others)
     if key not in known:
         raise ConfigError(
             f'{where}: {key[:80]!r} is none of the first {SEARCHED} problems of the task; add its "answer" to the row'

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from assay.config import Config, ConfigError, nearest
 from assay.rewards.call import NAMES
 from assay.rewards.combined import Combined
-from assay.rewards.pool import Function, Pool
+from assay.rewards.pool import Pool, RewardSpec
 from assay.types import Prompt, Rollout, Score
 
 if TYPE_CHECKING:
@@ -104,14 +104,14 @@ def check_functions(config: Config) -> None:
         check_judge_path(config.judge.path)
 
 
-def _worker_function(name: str, function: str, config: Config, own_reward: str) -> Function:
+def _worker_function(name: str, function: str, config: Config, own_reward: str) -> RewardSpec:
     if function == "task":
-        return Function(name, own_reward)
+        return RewardSpec(name, own_reward)
     if function in BUILT_IN:
         if function == "math" and importlib.util.find_spec("math_verify") is None:
             raise ConfigError("reward.functions = 'math' needs math-verify: pip install 'assay[math]'")
         fixed = {"pattern": _checked_pattern(config.reward.format)} if function == "format" else {}
-        return Function(name, BUILT_IN[function], fixed)
+        return RewardSpec(name, BUILT_IN[function], fixed)
     place, colon, _ = function.rpartition(":")
     if not colon and not function.endswith(".py") and "/" not in function:
         known = ("task", *BUILT_IN, "judge")
@@ -129,7 +129,7 @@ def _worker_function(name: str, function: str, config: Config, own_reward: str) 
         )
     if not os.path.isfile(place):
         raise ConfigError(f"reward.functions = {function!r}: there is no file {place}")
-    return Function(name, function)
+    return RewardSpec(name, function)
 
 
 def _checked_pattern(pattern: str) -> str:
@@ -143,7 +143,7 @@ def _checked_pattern(pattern: str) -> str:
 
 
 def _open_pool(
-    functions: Sequence[Function],
+    functions: Sequence[RewardSpec],
     config: Config,
     task: Task,
     check_interrupt: Callable[[], None],

@@ -35,7 +35,7 @@ Result = dict[
 
 
 @dataclass(frozen=True, slots=True)
-class RewardFunction:
+class LoadedReward:
     """A loaded function and what its signature says about how it wants to be called."""
 
     function: Callable[..., object]
@@ -66,15 +66,14 @@ class RewardFunction:
 
     def _single(self, sample: Sample, separator: str) -> Result:
         try:
-            value = self._call({**sample["fields"], **sample})
-            return bounded(checked(value, sample["completion"].split(separator)))
+            return _result(self._call({**sample["fields"], **sample}), sample, separator)
         except BaseException as error:  # the boundary to user code: the reason travels as a failed Score
-            return {"error": reason_of(error), **describe(error)}
+            return describe(error)
 
     async def _side_by_side(self, samples: Sequence[Sample], timeout: float, separator: str) -> list[Result]:
         import asyncio
 
-        async def one(sample: Sample) -> Result:
+        async def score(sample: Sample) -> Result:
             try:
                 args, kwargs = self._arguments({**sample["fields"], **sample})
                 call: Any = self.function(*args, **kwargs)
@@ -83,11 +82,11 @@ class RewardFunction:
                 if not done:
                     task.cancel()  # and not waited for: it may refuse
                     raise WrongUse(f"took longer than {timeout:g} s")
-                return bounded(checked(task.result(), sample["completion"].split(separator)))
+                return _result(task.result(), sample, separator)
             except BaseException as error:  # the boundary to user code
-                return {"error": reason_of(error), **describe(error)}
+                return describe(error)
 
-        return list(await asyncio.gather(*map(one, samples)))
+        return list(await asyncio.gather(*map(score, samples)))
 
     def _batch(self, samples: Sequence[Sample], separator: str) -> list[Result]:
         columns: dict[str, Any] = {key: [sample["fields"].get(key) for sample in samples] for key in _keys(samples)}
@@ -99,12 +98,9 @@ class RewardFunction:
                 raise WrongUse(f"returned a {type(values).__name__}, not a list of one value per completion")
             if len(values) != len(samples):
                 raise WrongUse(f"returned {len(values)} values for {len(samples)} completions")
-            return [
-                bounded(checked(value, sample["completion"].split(separator)))
-                for value, sample in zip(values, samples, strict=True)
-            ]
+            return [_result(value, sample, separator) for value, sample in zip(values, samples, strict=True)]
         except BaseException as error:  # the boundary to user code
-            return [{"error": reason_of(error), **describe(error)}] * len(samples)
+            return [describe(error)] * len(samples)
 
     def _call(self, available: Mapping[str, Any]) -> object:
         args, kwargs = self._arguments(available)
@@ -128,14 +124,14 @@ class RewardFunction:
         return args, {name: available[name] for name in names}
 
 
-def read_signature(function: Callable[..., object], fixed_arguments: Mapping[str, Any]) -> RewardFunction:
+def read_signature(function: Callable[..., object], fixed_arguments: Mapping[str, Any]) -> LoadedReward:
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     required = [p for p in named if p.default is p.empty and p.name not in fixed_arguments]
     in_place = all(p.name not in NAMES or p.name == place for p, place in zip(required, POSITIONAL, strict=False))
     is_batched = bool(named) and named[0].name in PLURALS
     is_positional = len(required) == 3 and in_place and all(p.kind is not p.KEYWORD_ONLY for p in required)
-    return RewardFunction(
+    return LoadedReward(
         function=function,
         required=tuple(p.name for p in required),
         optional=tuple(p.name for p in named if p not in required),
@@ -153,12 +149,12 @@ def plain(value: object) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def checked(value: object, steps: Sequence[str]) -> Result:
+def check_value(value: object, steps: Sequence[str]) -> Result:
     """What a reward function returned for an answer of these steps, or why it cannot be used.
 
-    >>> checked(0.5, ["a"]), checked(None, ["a"]), checked("1", ["a"])
+    >>> check_value(0.5, ["a"]), check_value(None, ["a"]), check_value("1", ["a"])
     ({'components': {'': 0.5}}, {'error': 'returned None'}, {'error': "returned the text '1', not a number"})
-    >>> checked([0.5, 1.0], ["a", "b"])
+    >>> check_value([0.5, 1.0], ["a", "b"])
     {'components': {'': 1.5}, 'steps': [0.5, 1.0]}
     """
     value = plain(value)
@@ -210,7 +206,8 @@ def _component_name(name: str) -> str:
     return without_secrets(name)
 
 
-def bounded(result: Result) -> Result:
+def _result(value: object, sample: Sample, separator: str) -> Result:
+    result = check_value(value, sample["completion"].split(separator))
     length = len(json.dumps(result))
     if length > REPLY_LENGTH:
         return {"error": f"returned components that take {length} characters to write; {REPLY_LENGTH} are allowed"}

@@ -17,7 +17,7 @@ from typing import Any
 
 from assay.config import ConfigError
 from assay.machine.secrets import without_secrets
-from assay.machine.terminal import escaped
+from assay.machine.terminal import escape
 from assay.rewards.limits import memory_limit
 from assay.types import Failure, Prompt, Rollout, Score
 
@@ -49,10 +49,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """The part of a worker's answer that says where the error came from; nothing if no code of the user raised."""
+    """A failed result: the reason and, if code of the user raised, where the error came from."""
     cause = error.__cause__ if isinstance(error, WrongUse) else error
     if cause is None:
-        return {}
+        return {"error": reason_of(error)}
     frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if not _is_ours(frame.filename)]
     users = [index for index, frame in enumerate(frames) if not _is_library(frame.filename)]
     frames = frames[users[0] :] if users else []
@@ -65,7 +65,8 @@ def describe(error: BaseException) -> dict[str, Any]:
         shown[_FIRST_FRAMES:-_LAST_FRAMES] = [f"... {left_out} more calls"]
     for other in _causes(cause):
         shown.append(f"caused by {_exception(other)[:_FRAME_LENGTH]}")
-    return {"trace": {"place": place, "exception": _exception(cause)[:REASON_LENGTH], "frames": shown}}
+    trace = {"place": place, "exception": _exception(cause)[:REASON_LENGTH], "frames": shown}
+    return {"error": reason_of(error), "trace": trace}
 
 
 def place_of(function: Callable[..., object]) -> str:
@@ -161,7 +162,7 @@ def failure_block(facts: Mapping[str, Any]) -> list[str]:
         f"completion{several}: {facts['completion']!r}",
         *_printed_lines(facts["printed"]),
     ]
-    return [escaped(line) for line in lines]
+    return [escape(line) for line in lines]
 
 
 def load_error(spec: str, reply: Mapping[str, Any], printed: str) -> ConfigError:
@@ -170,7 +171,7 @@ def load_error(spec: str, reply: Mapping[str, Any], printed: str) -> ConfigError
     where = f" (at {trace['place']})" if trace.get("place") else ""
     error = ConfigError(f"reward.functions = {spec!r}: {reply['error']}{where}")
     for line in (*_traceback(trace.get("frames", ())), *_printed_lines(printed)):
-        error.add_note(escaped(line))
+        error.add_note(escape(line))
     return error
 
 

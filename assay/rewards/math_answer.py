@@ -58,7 +58,7 @@ def equal(completion: str, answer: str) -> float:
     marked = _marked_answer(completion) or _after_answer(completion) or completion
     if _is_word(gold) or (len(gold) == 1 and gold.isalpha()):
         return float(_letters(marked) == _letters(gold))
-    found = extracted(completion)
+    found = extract_answer(completion)
     wanted = {_without_space(gold), _without_space(bare(_marked_answer(answer) or answer))}
     if not wanted.isdisjoint({_without_space(found), _without_space(formula(marked)), _without_space(bare(marked))}):
         return 1.0
@@ -71,11 +71,13 @@ def equal(completion: str, answer: str) -> float:
     return float(_math_verify.verify(parsed_gold, parsed, timeout_seconds=ALARM_SECONDS, raise_on_error=False))
 
 
-def extracted(completion: str) -> str:
+def extract_answer(completion: str) -> str:
     r"""The answer of a completion, bare; empty if it holds none.
 
-    >>> extracted(r"Perhaps \boxed{3}; no: \boxed{\frac{1}{2}}."), extracted("The answer is 42, since 6 * 7 = 42.")
-    ('\\frac{1}{2}', '42')
+    >>> extract_answer(r"Perhaps \boxed{3}; no: \boxed{\frac{1}{2}}.")
+    '\\frac{1}{2}'
+    >>> extract_answer("The answer is 42, since 6 * 7 = 42.")
+    '42'
     """
     marked = _marked_answer(completion)
     if marked:

@@ -27,7 +27,7 @@ START_TRIES = 3  # a worker that fails to start this often in a row is not used 
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class RewardSpec:
     """A reward function by name. `fixed_arguments` are arguments that are the same in every call."""
 
     name: str  # its components are named after it
@@ -46,7 +46,7 @@ class Pool:
 
     def __init__(
         self,
-        functions: Sequence[Function],
+        functions: Sequence[RewardSpec],
         *,
         workers: int,
         timeout: float,
@@ -71,7 +71,7 @@ class Pool:
             self.close()
             raise
 
-    def unknown_parameters(self) -> Iterator[tuple[Function, str]]:
+    def unknown_parameters(self) -> Iterator[tuple[RewardSpec, str]]:
         """Parameters that only a field of the problem can fill."""
         for function, shown in zip(self.functions, self._workers[0].functions, strict=True):
             for name in shown["unknown"]:

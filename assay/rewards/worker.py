@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from assay.rewards.call import RewardFunction, read_signature
+from assay.rewards.call import LoadedReward, read_signature
 from assay.rewards.failures import describe, place_of, reason_of
 from assay.rewards.limits import why_not_started
 from assay.rewards.modules import RewardFinder, load_functions
@@ -142,15 +142,14 @@ def serve() -> None:
 
     os.register_at_fork(after_in_child=cut_off)
     setup = json.loads(requests.readline())
-    functions: list[RewardFunction] = []
+    functions: list[LoadedReward] = []
     try:
-        for function, wanted in zip(
-            load_functions([wanted["spec"] for wanted in setup["functions"]]), setup["functions"], strict=True
-        ):
+        found = load_functions([wanted["spec"] for wanted in setup["functions"]])
+        for function, wanted in zip(found, setup["functions"], strict=True):
             functions.append(read_signature(function, wanted["fixed_arguments"]))
     except BaseException as error:  # a user's file may raise anything, SystemExit included; it is reported, then over
-        reason = reason_of(error).removeprefix("raised ")
-        _reply(channel, {"error": f"could not be loaded: {reason}", "function": len(functions), **describe(error)})
+        reason = f"could not be loaded: {reason_of(error).removeprefix('raised ')}"
+        _reply(channel, {**describe(error), "error": reason, "function": len(functions)})
         return
     shown = [
         {

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from assay.config import Config, ConfigError, nearest, read_options
 from assay.tasks.addition import Addition, AdditionOptions
 from assay.tasks.json_object import JsonObject, JsonOptions
+from assay.tasks.rows import ENDINGS, files_of
 from assay.tasks.sort_digits import SortDigits, SortDigitsOptions
 from assay.tasks.two_words import TwoWords, TwoWordsOptions
 from assay.types import Problem, Prompt, Rollout, Score
 
 REASONING_GYM = "reasoning_gym/"
 NEEDS_ANSWER = {"task", "exact", "last_number", "math"}  # rewards that compare with the answer of a row
-FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 
 
 class Task(Protocol):
@@ -78,7 +78,7 @@ def open_task(config: Config) -> Task:
         )
     raise ConfigError(
         f"task.name = {name!r} is not a built-in task ({', '.join(BUILT_IN)}), not a reasoning_gym/FAMILY, "
-        f"not an existing directory, and not a file that ends in {', '.join(FILE_ENDINGS)}{_suggestion(name)}"
+        f"not an existing directory, and not a file that ends in {', '.join(ENDINGS)}{_suggestion(name)}"
     )
 
 
@@ -87,7 +87,6 @@ def check_task(config: Config) -> None:
     name, raw_options = config.task.name, config.task.options
     if is_path(name) and name not in BUILT_IN:
         from assay.tasks.files import FileOptions
-        from assay.tasks.rows import files_of
 
         files_of(Path(name).expanduser())
         options = read_options(FileOptions, raw_options, "task.options")
@@ -111,7 +110,7 @@ def _family_names() -> list[str]:
 
 
 def is_path(name: str) -> bool:
-    return name.endswith(FILE_ENDINGS) or os.path.isdir(os.path.expanduser(name))
+    return name.endswith(ENDINGS) or os.path.isdir(os.path.expanduser(name))
 
 
 def has_reasoning_gym() -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import ClassVar
 
 from assay.config import ConfigError
 from assay.config.sections import setting
 from assay.tasks.last_number import last_number, plain
-from assay.tasks.split import is_heldout
+from assay.tasks.split import MadeTask, is_heldout
 from assay.types import Problem, Prompt, Rollout, Score
 
 # examples that a few-shot prompt shows, none of them held out; a problem is never shown among its own examples
@@ -31,7 +30,7 @@ class AdditionOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Addition:
+class Addition(MadeTask):
     r"""
     >>> task = Addition(AdditionOptions(), seed=1)
     >>> problem = task.training_problem(0)
@@ -44,18 +43,10 @@ class Addition:
 
     options: AdditionOptions
     seed: int
-    own_reward: ClassVar[str] = ""
-    fingerprint: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         if self.options.digits not in _SHOWN:
             raise ConfigError(f"task.options.digits = {self.options.digits} must be 1 or 2")
-
-    def training_problem(self, index: int) -> Problem:
-        return self._problem("train", index)
-
-    def heldout_problem(self, index: int) -> Problem:
-        return self._problem("heldout", index)
 
     def score(self, prompt: Prompt, rollout: Rollout) -> Score:
         """1 for the right sum. few_shot: it must be the whole line, and the line must have ended."""
@@ -66,14 +57,13 @@ class Addition:
             right = line.strip() == prompt.answer and (bool(newline) or not rollout.truncated)
         return Score.of({"exact": float(right)})
 
-    def _problem(self, split: str, index: int) -> Problem:
-        source = random.Random(f"{self.seed}/{split}/{index}")
+    def _draw(self, source: random.Random, name: str) -> tuple[bool, Problem]:
         low, high = (0, 9) if self.options.digits == 1 else (10, 99)
-        while True:
-            left, right = source.randint(low, high), source.randint(low, high)
-            if pair_is_heldout(left, right, self.options.digits) == (split == "heldout"):
-                break
-        name, answer = f"addition-{split}-{index}", str(left + right)
+        left, right = source.randint(low, high), source.randint(low, high)
+        return pair_is_heldout(left, right, self.options.digits), self._problem_of(left, right, f"addition-{name}")
+
+    def _problem_of(self, left: int, right: int, name: str) -> Problem:
+        answer = str(left + right)
         if self.options.style == "chat":
             question = f"What is {left} + {right}?"
             return Problem(name, question, answer, ({"role": "user", "content": question},))

@@ -9,15 +9,15 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 from assay.config import ConfigError
 from assay.config.sections import setting
-from assay.tasks.rows import Row, fingerprint_of, read_rows
+from assay.tasks.rows import FileRow, fingerprint_of, read_rows
 from assay.tasks.split import is_heldout
 from assay.tasks.template import Template
 from assay.types import Problem, Prompt, Rollout, Score
@@ -104,8 +104,7 @@ class FileTask:
         if first is None:
             raise ConfigError(f"{path}: holds no rows; give a file with at least one problem")
         reader = RowReader.of(self.options, first, path, needs_answer=self.needs_answer)
-        every: Iterator[Row] = islice(_chain(first, rows), self.options.limit or None)
-        return [reader.checked(row) for row in every]
+        return [reader.check(row) for row in islice(chain([first], rows), self.options.limit or None)]
 
     def _check_options(self) -> None:
         if self.options.heldout >= 1:
@@ -161,7 +160,7 @@ class CheckedRow:
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Row -> CheckedRow. The first row of a file decides which fields there are."""
+    """FileRow -> CheckedRow. The first row of a file decides which fields there are."""
 
     source: str
     template: Template
@@ -171,7 +170,7 @@ class RowReader:
     system: str
 
     @classmethod
-    def of(cls, options: FileOptions, first: Row, path: Path, *, needs_answer: bool) -> RowReader:
+    def of(cls, options: FileOptions, first: FileRow, path: Path, *, needs_answer: bool) -> RowReader:
         columns = list(first.fields)
         text = options.prompt or next((f"{{{name}}}" for name in ("prompt", "question") if name in columns), "")
         if not text:
@@ -195,7 +194,7 @@ class RowReader:
         found = answer if answer in columns else ""
         return cls(path.stem, template, found, needs_answer, options.chat, options.system)
 
-    def checked(self, row: Row) -> CheckedRow:
+    def check(self, row: FileRow) -> CheckedRow:
         for name, value in row.fields.items():
             _refuse_deep(f"{row.where}: field {name!r}", value)
         prompt = row.fields.get(self.template.only_name)
@@ -204,7 +203,7 @@ class RowReader:
             messages = _conversation(f"{row.where}: field {self.template.only_name!r}", prompt, chat=self.chat)
             text = messages[-1]["content"]
         else:
-            text = self.template.filled({name: _text(row, name) for name in self.template.names})
+            text = self.template.fill({name: _text(row, name) for name in self.template.names})
         if not text.strip():
             raise ConfigError(f"{row.where}: the prompt is empty; fill it in or leave the row out")
         answer = _text(row, self.answer) if self.answer else ""
@@ -229,12 +228,7 @@ class RowReader:
         return messages
 
 
-def _chain(first: Row, rest: Iterator[Row]) -> Iterator[Row]:
-    yield first
-    yield from rest
-
-
-def _text(row: Row, name: str) -> str:
+def _text(row: FileRow, name: str) -> str:
     if name not in row.fields:
         raise ConfigError(f"{row.where}: has no field {name!r} (its fields: {', '.join(row.fields)})")
     value = row.fields[name]

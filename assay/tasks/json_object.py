@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any
 
 from assay.config import ConfigError
 from assay.config.sections import setting
-from assay.tasks.split import is_heldout
+from assay.tasks.rows import STRICT_JSON
+from assay.tasks.split import MadeTask, is_heldout
 from assay.types import Problem, Prompt, Rollout, Score
 
 VALUES: dict[str, tuple[str | int, ...]] = {
@@ -34,7 +35,7 @@ class JsonOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class JsonObject:
+class JsonObject(MadeTask):
     """
     >>> problem = JsonObject(JsonOptions(keys=1), seed=1).training_problem(0)
     >>> (key, value), = json.loads(problem.answer).items()
@@ -44,18 +45,10 @@ class JsonObject:
 
     options: JsonOptions
     seed: int
-    own_reward: ClassVar[str] = ""
-    fingerprint: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         if self.options.keys > len(VALUES):
             raise ConfigError(f"task.options.keys = {self.options.keys} exceeds the {len(VALUES)} keys there are")
-
-    def training_problem(self, index: int) -> Problem:
-        return self._problem("train", index)
-
-    def heldout_problem(self, index: int) -> Problem:
-        return self._problem("heldout", index)
 
     def score(self, prompt: Prompt, rollout: Rollout) -> Score:
         """A quarter for JSON, a quarter for exactly the keys, half for the values: each its share."""
@@ -75,16 +68,13 @@ class JsonObject:
             }
         )
 
-    def _problem(self, split: str, index: int) -> Problem:
-        source = random.Random(f"{self.seed}/{split}/{index}")
-        while True:
-            wanted = {key: source.choice(VALUES[key]) for key in source.sample(list(VALUES), self.options.keys)}
-            if is_heldout(json.dumps(wanted, sort_keys=True)) == (split == "heldout"):
-                break
+    def _draw(self, source: random.Random, name: str) -> tuple[bool, Problem]:
+        wanted = {key: source.choice(VALUES[key]) for key in source.sample(list(VALUES), self.options.keys)}
         parts = [f'"{key}" set to {json.dumps(value)}' for key, value in wanted.items()]
         listed = " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
         question = f"Write a JSON object with {listed}. Reply with the JSON object only."
-        return Problem(f"json-{split}-{index}", question, json.dumps(wanted), ({"role": "user", "content": question},))
+        problem = Problem(f"json-{name}", question, json.dumps(wanted), ({"role": "user", "content": question},))
+        return is_heldout(json.dumps(wanted, sort_keys=True)), problem
 
 
 def _parse(text: str) -> tuple[bool, Any]:
@@ -92,19 +82,9 @@ def _parse(text: str) -> tuple[bool, Any]:
     if text.count("[") + text.count("{") > _MOST_OPENINGS:
         return False, None
     try:
-        return True, json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+        return True, STRICT_JSON.decode(text)
     except ValueError:
         return False, None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key is given twice")
-    return dict(pairs)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _strip_fence(text: str) -> str:

@@ -1,6 +1,6 @@
 """Rows of a file or directory: JSON lines, a JSON array, Parquet, CSV, or a dataset saved by Hugging Face datasets.
 
-path -> Row(where it stands, its fields), one after the other
+path -> FileRow(where it stands, its fields), one after the other
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,36 +23,46 @@ _SAVED_SPLITS = "dataset_dict.json"  # of several such datasets in subdirectorie
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FileRow:
     where: str  # "questions.jsonl: line 17"
     number: int  # counted from 1, in the unit of `where`
     fields: Mapping[str, Any]
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[FileRow]:
     """The rows in their order; whatever cannot be read is a ConfigError that says where it stands."""
+    readers = {".jsonl": json_lines, ".json": _json_array, ".parquet": _parquet, ".csv": _csv, ".arrow": _arrow}
     for file in files_of(path):
-        reader = {".jsonl": _json_lines, ".json": _json_array, ".parquet": _parquet, ".csv": _csv, ".arrow": _arrow}
-        try:
-            yield from reader[file.suffix](file)
-        except UnicodeDecodeError as error:
-            raise ConfigError(
-                f"{file}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
-            ) from error
-        except OSError as error:
-            raise ConfigError(f"{file}: {error.strerror or error}; give a file that can be read") from error
+        with _file_faults(file):
+            yield from readers[file.suffix](file)
+
+
+def json_lines(path: Path) -> Iterator[FileRow]:
+    with _file_faults(path), path.open("rb") as stream:  # bytes: a text stream also breaks lines where JSON does not
+        for number, line in enumerate(stream, start=1):
+            where = f"{path}: line {number}"
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            if text:
+                yield FileRow(where, number, _object(where, _parse(where, text, "every line must be one JSON object")))
 
 
 def fingerprint_of(path: Path) -> str:
     """SHA-256 of all bytes that are read, in hexadecimal."""
     digest = hashlib.sha256()
     for file in files_of(path):
-        try:
-            with file.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
-        except OSError as error:
-            raise ConfigError(f"{file}: {error.strerror or error}; give a file that can be read") from error
+        with _file_faults(file), file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
+
+
+@contextmanager
+def _file_faults(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}; give a file that can be read") from error
 
 
 def files_of(path: Path) -> list[Path]:
@@ -87,23 +98,14 @@ def _saved_files(path: Path) -> list[Path]:
     return [path / name for name in names]
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
-    with path.open("rb") as stream:  # bytes: a text stream would also break lines where JSON does not
-        for number, line in enumerate(stream, start=1):
-            where = f"{path}: line {number}"
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-            if text:
-                yield Row(where, number, _object(where, _parse(where, text, "every line must be one JSON object")))
-
-
-def _json_array(path: Path) -> Iterator[Row]:
+def _json_array(path: Path) -> Iterator[FileRow]:
     fix = "it must be one array of objects; one object per line is a .jsonl file"
     rows = _parse(str(path), path.read_bytes().decode("utf-8-sig"), fix)
     if not isinstance(rows, list):
         raise ConfigError(f"{path}: holds {_kind(rows)}; {fix}")
     for number, value in enumerate(rows, start=1):
         where = f"{path}: item {number}"
-        yield Row(where, number, _object(where, value))
+        yield FileRow(where, number, _object(where, value))
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -122,12 +124,12 @@ def _only_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_only_once)  # the constants: NaN and Infinity
+STRICT_JSON = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_only_once)  # the constants: NaN and Infinity
 
 
 def _parse(where: str, text: str, fix: str) -> Any:
     try:
-        return _DECODER.decode(text)
+        return STRICT_JSON.decode(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not valid JSON ({error.msg} at character {error.pos + 1}); {fix}") from error
     except _Doubled as error:
@@ -147,7 +149,7 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "a number")
 
 
-def _csv(path: Path) -> Iterator[Row]:
+def _csv(path: Path) -> Iterator[FileRow]:
     with path.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.reader(stream, strict=True)
         try:
@@ -161,13 +163,13 @@ def _csv(path: Path) -> Iterator[Row]:
                 if values and len(values) != len(header):
                     raise ConfigError(f"{where}: has {len(values)} cells, but line 1 names {len(header)} columns")
                 if values:
-                    yield Row(where, number, dict(zip(header, values, strict=True)))
+                    yield FileRow(where, number, dict(zip(header, values, strict=True)))
                 number = reader.line_num + 1  # a quoted cell may span lines: where the next row begins
         except csv.Error as error:
             raise ConfigError(f"{path}: line {reader.line_num}: not valid CSV ({error})") from error
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet(path: Path) -> Iterator[FileRow]:
     import pyarrow
     import pyarrow.parquet
 
@@ -178,7 +180,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise ConfigError(f"{path}: not a Parquet file that can be read ({error})") from error
 
 
-def _arrow(path: Path) -> Iterator[Row]:
+def _arrow(path: Path) -> Iterator[FileRow]:
     import pyarrow
 
     try:
@@ -188,9 +190,9 @@ def _arrow(path: Path) -> Iterator[Row]:
         raise ConfigError(f"{path}: not an Arrow stream that can be read ({error}); save the dataset again") from error
 
 
-def _batches(path: Path, batches: Any) -> Iterator[Row]:
+def _batches(path: Path, batches: Any) -> Iterator[FileRow]:
     number = 0
     for batch in batches:
         for fields in batch.to_pylist():
             number += 1
-            yield Row(f"{path}: row {number}", number, fields)
+            yield FileRow(f"{path}: row {number}", number, fields)

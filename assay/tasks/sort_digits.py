@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import zlib
 from dataclasses import dataclass
-from typing import ClassVar
 
 from assay.config import ConfigError
 from assay.config.sections import setting
+from assay.tasks.split import MadeTask
 from assay.types import Problem, Prompt, Rollout, Score
 
 ALPHABET = "0123456789>"
@@ -24,7 +24,7 @@ class SortDigitsOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class SortDigits:
+class SortDigits(MadeTask):
     """
     >>> task = SortDigits(min_digits=4, max_digits=6, seed=1)
     >>> problem = task.training_problem(0)
@@ -35,8 +35,6 @@ class SortDigits:
     min_digits: int
     max_digits: int
     seed: int
-    own_reward: ClassVar[str] = ""
-    fingerprint: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         if self.min_digits > self.max_digits:
@@ -48,21 +46,12 @@ class SortDigits:
     def of(cls, options: SortDigitsOptions, seed: int) -> SortDigits:
         return cls(options.min_digits, options.max_digits, seed)
 
-    def training_problem(self, index: int) -> Problem:
-        return self._problem("train", index)
-
-    def heldout_problem(self, index: int) -> Problem:
-        return self._problem("heldout", index)
-
     def score(self, prompt: Prompt, rollout: Rollout) -> Score:
         """1 for exactly the sorted digits, ended by the policy itself; else 0."""
         return Score.of({"exact": float(rollout.text == prompt.answer and not rollout.truncated)})
 
-    def _problem(self, split: str, index: int) -> Problem:
-        source = random.Random(f"{self.seed}/{split}/{index}")
-        while True:
-            length = source.randint(self.min_digits, self.max_digits)
-            digits = "".join(source.choice("0123456789") for _ in range(length))
-            is_heldout = zlib.crc32(digits.encode()) % HELDOUT_SHARE == 0
-            if is_heldout == (split == "heldout"):
-                return Problem(f"sort-{split}-{index}", f"{digits}>", "".join(sorted(digits)))
+    def _draw(self, source: random.Random, name: str) -> tuple[bool, Problem]:
+        length = source.randint(self.min_digits, self.max_digits)
+        digits = "".join(source.choice("0123456789") for _ in range(length))
+        is_heldout = zlib.crc32(digits.encode()) % HELDOUT_SHARE == 0
+        return is_heldout, Problem(f"sort-{name}", f"{digits}>", "".join(sorted(digits)))

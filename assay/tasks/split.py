@@ -1,8 +1,14 @@
-"""Which problems are held out: decided by a digest of the content, so that training can never see one of them."""
+"""Tasks whose problems are made as they are asked for. Which are held out is decided by a digest of their content, so
+that training can never see one of them."""
 
 from __future__ import annotations
 
 import hashlib
+import random
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from assay.types import Problem
 
 HELDOUT_SHARE = 1 / 8
 
@@ -16,3 +22,29 @@ def is_heldout(content: str, share: float = HELDOUT_SHARE) -> bool:
     [9]
     """
     return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8]) < share * 2**64
+
+
+class MadeTask(ABC):
+    """Draws problems until one is of the part that was asked for."""
+
+    __slots__ = ()
+    own_reward: ClassVar[str] = ""
+    fingerprint: ClassVar[str] = ""
+    seed: int
+
+    def training_problem(self, index: int) -> Problem:
+        return self._problem("train", index)
+
+    def heldout_problem(self, index: int) -> Problem:
+        return self._problem("heldout", index)
+
+    def _problem(self, split: str, index: int) -> Problem:
+        source = random.Random(f"{self.seed}/{split}/{index}")
+        while True:
+            is_heldout, problem = self._draw(source, f"{split}-{index}")
+            if is_heldout == (split == "heldout"):
+                return problem
+
+    @abstractmethod
+    def _draw(self, source: random.Random, name: str) -> tuple[bool, Problem]:
+        """(whether it is held out, the problem); `name` is the end of its id."""

@@ -15,7 +15,7 @@ _GAP = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 @dataclass(frozen=True)
 class Template:
     """
-    >>> Template("{{a}} {b}").filled({"b": "{c}"}), Template("{b}?").names
+    >>> Template("{{a}} {b}").fill({"b": "{c}"}), Template("{b}?").names
     ('{a} {c}', ('b',))
     """
 
@@ -45,5 +45,5 @@ class Template:
                     "(a brace that is meant as one is written twice)"
                 )
 
-    def filled(self, values: Mapping[str, str]) -> str:
+    def fill(self, values: Mapping[str, str]) -> str:
         return _GAP.sub(lambda match: match[0][0] if match[1] is None else values[match[1]], self.text)

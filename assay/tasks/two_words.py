@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass
-from typing import ClassVar
 
 from assay.config.sections import setting
-from assay.tasks.split import is_heldout
+from assay.tasks.split import MadeTask, is_heldout
 from assay.types import Problem, Prompt, Rollout, Score
 
 WORDS = re.findall(
@@ -30,7 +29,7 @@ class TwoWordsOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class TwoWords:
+class TwoWords(MadeTask):
     """
     >>> problem = TwoWords(TwoWordsOptions(), seed=1).training_problem(0)
     >>> first, second = problem.answer.split()
@@ -40,14 +39,6 @@ class TwoWords:
 
     options: TwoWordsOptions
     seed: int
-    own_reward: ClassVar[str] = ""
-    fingerprint: ClassVar[str] = ""
-
-    def training_problem(self, index: int) -> Problem:
-        return self._problem("train", index)
-
-    def heldout_problem(self, index: int) -> Problem:
-        return self._problem("heldout", index)
 
     def score(self, prompt: Prompt, rollout: Rollout) -> Score:
         """The share of the two words that stand in the text as whole words, in any case."""
@@ -56,13 +47,8 @@ class TwoWords:
         share = len(set(wanted) & set(said)) / len(wanted)
         return Score.of({"words": share if len(said) >= self.options.min_words else 0.0})
 
-    def _problem(self, split: str, index: int) -> Problem:
-        source = random.Random(f"{self.seed}/{split}/{index}")
-        while True:
-            first, second = source.sample(WORDS, 2)
-            if is_heldout(" ".join(sorted((first, second)))) == (split == "heldout"):
-                break
+    def _draw(self, source: random.Random, name: str) -> tuple[bool, Problem]:
+        first, second = source.sample(WORDS, 2)
         question = f'Write one short sentence that contains the words "{first}" and "{second}".'
-        return Problem(
-            f"two_words-{split}-{index}", question, f"{first} {second}", ({"role": "user", "content": question},)
-        )
+        problem = Problem(f"two_words-{name}", question, f"{first} {second}", ({"role": "user", "content": question},))
+        return is_heldout(" ".join(sorted((first, second)))), problem

@@ -5,7 +5,7 @@
         learned = learner.update(..., observer=look)       keeps what the update saw
     batch = look.batch(learned.update)                     computes the loss again, and puts everything together
 
-The model's numbers and the loss are computed again in ways that must not matter (plainly, padded, in another order,
+The model's numbers and the loss are computed again in ways that must not matter (row by row, padded, in another order,
 alone, cut in two, with garbage under the mask). Nothing of the update changes, and no random state moves.
 
 The rows examined are whole groups, as many as PASSES forward passes of the step pay for, at most MOST_ROWS rows, at
@@ -32,13 +32,13 @@ from assay.examine.loss_probes import loss_probes, losses, token_gradients
 from assay.examine.part import Part, join, sampled_fields, stack
 from assay.examine.weights import Weights
 from assay.grpo import OBJECTIVES, Loss
-from assay.policy.plain import PLAIN_FIELDS, policy_plain_logprobs
+from assay.policy.plain import PLAIN_FIELDS
 from assay.policy.policy import Policy
 from assay.record.batch import Array, Batch
 from assay.record.settings import settings_of
 from assay.train.examined_rows import chosen_rows, logprobs_by_row, part_of, plan, score_otherwise
 from assay.train.progress import Progress, StepInProgress
-from assay.train.run.randomness import restore_global_generators, save_global_generators
+from assay.train.run.randomness import unmoved_generators
 from assay.train.step import learner as learning
 from assay.train.step.learner import Learner
 from assay.types import Microbatch, Minibatch, StopReason, Update
@@ -122,7 +122,7 @@ class Examination:
     def _assemble(self, update: Update) -> Batch:
         probes, gradients = self._ask_the_loss()
         if "plain_logprobs" in self._answers:  # the weights have moved since
-            with _unmoved_generators():
+            with unmoved_generators():
                 self._answers["plain_logprobs_after"], *_ = self._plain(self.learner.policy)
         rows = self.rows
         return Batch.of(
@@ -138,7 +138,7 @@ class Examination:
     def _ask_the_model(self) -> dict[str, Array]:
         """Log-probs of the rows in ways that must not matter, [B, T] each."""
         policy, reference = self.learner.policy, self.learner.reference
-        with _unmoved_generators():
+        with unmoved_generators():
             answers = dict(zip(PLAIN_FIELDS, self._plain(policy), strict=True))
             if reference is not None:
                 answers["plain_ref_logprobs"], *_ = self._plain(reference)
@@ -151,7 +151,7 @@ class Examination:
         for row in self.rows:
             self.learner.check_interrupt()
             rollout = self._sampled[row]
-            plain.append(policy_plain_logprobs(policy, self._prompts[row].tokens, rollout.tokens, rollout.support))
+            plain.append(policy.plain_logprobs(self._prompts[row].tokens, rollout.tokens, rollout.support))
         return [stack(values, self._width) for values in zip(*plain, strict=True)]
 
     def _scored(self) -> Iterator[tuple[str, list[Tensor]]]:
@@ -270,12 +270,3 @@ class Examination:
 
 def not_examined(place: Progress, error: Exception) -> str:
     return f"update {place.update + 1} of step {place.step + 1} could not be examined: {short_reason(error)}"
-
-
-@contextmanager
-def _unmoved_generators() -> Iterator[None]:
-    tensors, state = save_global_generators()
-    try:
-        yield
-    finally:
-        restore_global_generators(tensors, state)

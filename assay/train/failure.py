@@ -1,5 +1,7 @@
-"""The one error of a run that cannot go on: its message is a sentence with the cause and the fix; exit code 1."""
+"""The one error of a run that cannot go on."""
+
+from assay.machine.user_error import UserError
 
 
-class RunFailed(RuntimeError):
-    pass
+class RunFailed(UserError, RuntimeError):
+    exit_code = 1

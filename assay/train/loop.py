@@ -1,8 +1,8 @@
 """The training loop: read this first.
 
-   draw      generate     score, choose       credit         pack      freeze    learn       record
-    |           |               |               |             |          |         |           |
-  Prompt -> Rollout[G] ----> Group[P] ---> Sample[P*G] -> Minibatch -> Batch --> Update -> StepRecord
+   draw      generate     score, choose       credit         pack         freeze       learn       record
+    |           |               |               |             |             |            |           |
+  Prompt -> Rollout[G] ----> Group[P] ---> Sample[P*G] -> Minibatch -> FrozenBatch --> Update -> StepRecord
 
 `Stages` is the one seam: a test or an experiment replaces a verb there. `Progress` says how far the run has come and
 `StepInProgress` holds what the unfinished step has done; with the weights they are all that a checkpoint needs. A
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from assay.train.progress import CollectedGroups, Progress, StepInProgress
 from assay.train.step.learner import Learned
-from assay.types import Batch, Group, Minibatch, Prompt, Rollout, Sample
+from assay.types import FrozenBatch, Group, Minibatch, Prompt, Rollout, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Stages:
     choose: Callable[[CollectedGroups, Sequence[Group]], CollectedGroups]
     credit: Callable[[Sequence[Group]], tuple[Sample, ...]]
     pack: Callable[[Sequence[Sample], Progress], tuple[Minibatch, ...]]
-    freeze: Callable[[Sequence[Minibatch]], Batch]
+    freeze: Callable[[Sequence[Minibatch]], FrozenBatch]
     learn: Callable[[StepInProgress, Progress], Learned]
     record: Callable[[StepInProgress, Progress], None]
     safe_point: Callable[[Progress, StepInProgress | None], None]

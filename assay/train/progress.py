@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
-from assay.record.text import without_secrets
+from assay.machine.secrets import without_secrets
 from assay.train.step.learner import Learned
 from assay.types import (
     NO_SIGNAL,
-    Batch,
+    FrozenBatch,
     FrozenLogprobs,
     Group,
     Minibatch,
@@ -72,7 +72,7 @@ class StepInProgress:
 
     collected: CollectedGroups
     samples: tuple[Sample, ...]
-    batch: Batch
+    batch: FrozenBatch
     updates: tuple[Update, ...] = ()
     new_logprobs: tuple[tuple[Tensor, ...], ...] = ()  # per minibatch and micro-batch, of its latest update
 
@@ -147,7 +147,7 @@ def from_checkpoint(
             complete=True,
         ),
         samples=samples,
-        batch=Batch(minibatches, tuple(frozen), epochs),
+        batch=FrozenBatch(minibatches, tuple(frozen), epochs),
         updates=tuple(Update(**_unhexed(update)) for update in state["updates"]),
         new_logprobs=tuple(new),
     )

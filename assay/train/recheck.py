@@ -12,7 +12,6 @@ Shape legend: B completions, T completion tokens.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,7 @@ from assay.config import Config
 from assay.examine.inputs import RowInputs
 from assay.examine.part import stack
 from assay.machine.terminal import ProgressLine
-from assay.policy.plain import PLAIN_FIELDS, policy_plain_logprobs
+from assay.policy.plain import PLAIN_FIELDS
 from assay.policy.policy import Policy
 from assay.record import RunDirectory, RunError, read_metrics
 from assay.record.batch import Array, Batch
@@ -67,7 +66,7 @@ def recheck(run: Path, report: Report, name: str | None = None, *, trust: bool =
     config = load_config(run)
     if not trust:
         refuse_untrusted(run, config, (POLICY,))
-    progress = ProgressLine(sys.stderr)
+    progress = ProgressLine()
     batches: list[Batch] = []
     damaged: list[str] = []
     unfit: list[str] = []
@@ -113,18 +112,18 @@ def _sampled_by(run: Path, saved: Checkpoint, config: Config) -> tuple[int, list
     A checkpoint stands before a step, inside of it, or behind its last update and before the next step."""
     place, updates = saved.state["place"], config.updates_a_step
     step, version = place["step"] + 1, place["policy_version"]
-    for row in read_metrics(run).rows:
-        file = run / "rollouts" / f"step-{row['step']:06d}.parquet"
-        scored_by = row.get("policy_version", -1) - row.get("updates_applied", 0)
-        if row["step"] not in (step, step + 1) or scored_by != version:
+    for metrics in read_metrics(run).rows:
+        file = run / "rollouts" / f"step-{metrics['step']:06d}.parquet"
+        scored_by = metrics.get("policy_version", -1) - metrics.get("updates_applied", 0)
+        if metrics["step"] not in (step, step + 1) or scored_by != version:
             continue
         try:
-            rows = [one for one in from_parquet(file) if one["policy_version"] == version] if file.exists() else []
+            rows = [row for row in from_parquet(file) if row["policy_version"] == version] if file.exists() else []
         except ValueError as error:
             raise _Unfit(f"has nothing to be held against: {error}") from error
-        chosen = _whole_groups([one for one in rows if any(one["mask"])])
+        chosen = _whole_groups([row for row in rows if any(row["mask"])])
         if chosen:
-            return row["step"], chosen
+            return metrics["step"], chosen
     if 0 < place["update"] < updates:
         raise _Unfit(
             f"was saved inside step {step}, after {place['update']} of its {updates} updates, and its weights never "
@@ -184,7 +183,7 @@ def _policy(saved: Checkpoint, config: Config, rows: Sequence[Row], progress: Pr
     set_up(config)
     policy = policy_of(saved, config, progress.ticker("warm start"), report)
     longest = max((_sample(row).prompt for row in rows), key=lambda prompt: len(prompt.tokens))
-    return policy.confirmed(longest, config.rollout.max_tokens)
+    return policy.check_shortcuts(longest, config.rollout.max_tokens)
 
 
 def _sample(row: Row) -> Sample:
@@ -203,7 +202,7 @@ def _sample(row: Row) -> Sample:
 def _plain(policy: Policy, rows: Sequence[Row], tick: Callable[[int, int], None]) -> dict[str, Array]:
     plain = []
     for number, row in enumerate(rows, start=1):
-        plain.append(policy_plain_logprobs(policy, row["prompt_tokens"], row["tokens"]))
+        plain.append(policy.plain_logprobs(row["prompt_tokens"], row["tokens"]))
         tick(number, len(rows))
     width = max(len(row["tokens"]) for row in rows)
     return {name: stack(values, width) for name, values in zip(PLAIN_FIELDS, zip(*plain, strict=True), strict=True)}

@@ -3,7 +3,7 @@
 A facade. The loop is train/loop.py, sampling is engine/shared_weights.py, advantages and loss are grpo.py, masks are
 train/step/pack.py, the update is train/step/learner.py, the checks of a user's values are train/user_checks.py.
 
-Shape legend: P prompts, G completions a prompt, N = P * G rows with the members of a group adjacent, B rows,
+Shape legend: P prompts, G completions per prompt, N = P * G rows with the members of a group adjacent, B rows,
 T completion tokens, V vocabulary.
 """
 
@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from assay.config import Config, ConfigError, from_mapping
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.grpo import kl_estimate, policy_loss
-from assay.policy.causal import CausalPolicy, check_room
-from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, end_tokens
-from assay.policy.probe import examined, renewed, vocabulary_of
+from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, check_room, end_tokens
+from assay.policy.probe import open_policy, rejoin_family, vocabulary_of
 from assay.train.loop import train
 from assay.train.progress import Progress
 from assay.train.run.budget import budgeted
@@ -37,7 +36,7 @@ from assay.train.step.credit import advantages_of
 from assay.train.step.failed_rewards import FailedRewards
 from assay.train.step.learner import Learner
 from assay.train.step.verbs import StepStages
-from assay.train.trainer_step import CallerPrompts, RewardFunction, Stats, StepStats
+from assay.train.trainer_step import CallerPrompts, CallerReward, Stats, StepStats
 from assay.train.user_checks import check_problems, check_tensors, numbers, short
 from assay.types import Prompt, Rollout, Totals
 
@@ -138,13 +137,11 @@ class GRPOTrainer:
         self.model = model
         self.reward_fn = reward_fn
         self.has_tokenizer = tokenizer is not None
-        self.policy = examined(
-            CausalPolicy(
-                model.eval(),
-                TokenIds() if tokenizer is None else TokenizerCodec(tokenizer),
-                _end_tokens(model, tokenizer) if eos_id is None else (eos_id,),
-                self.config.rollout.temperature,
-            ),
+        self.policy = open_policy(
+            model,
+            TokenIds() if tokenizer is None else TokenizerCodec(tokenizer),
+            _end_tokens(model, tokenizer) if eos_id is None else (eos_id,),
+            self.config.rollout.temperature,
             warnings.warn,
         )
         self.config = budgeted(self.config, self.policy)
@@ -299,10 +296,10 @@ class GRPOTrainer:
     def _step(self, prompts: Sequence[Prompt], step: int, clock: StageClock) -> Stats:
         """One step of the loop in train/loop.py."""
         self.model.eval()  # the caller may have changed it since
-        self.policy = self.learner.policy = self.engine.policy = renewed(self.policy, warnings.warn)
+        self.policy = self.learner.policy = self.engine.policy = rejoin_family(self.policy, warnings.warn)
         config = replace(self.config, rollout=replace(self.config.rollout, prompts=len(prompts)))
         source = CallerPrompts(prompts, config.run.seed)
-        reward = RewardFunction(self._reward, config.reward.max_failed, config.reward.timeout, self.policy.device)
+        reward = CallerReward(self._reward, config.reward.max_failed, config.reward.timeout, self.policy.device)
         verbs = StepStages(config, self.learner, self.engine, source, reward, FailedRewards(config), clock)
         stats = StepStats(config, clock)
         train(verbs.stages(stats.record, stats.safe_point), replace(self.progress, step=step, update=0), None, step + 1)

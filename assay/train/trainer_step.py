@@ -49,7 +49,7 @@ class CallerPrompts:
 
 
 @dataclass(frozen=True, slots=True)
-class RewardFunction:
+class CallerReward:
     """A Reward: calls `function` once for all completions of a step."""
 
     function: Callable[[Sequence[Prompt], Sequence[Rollout]], Any]

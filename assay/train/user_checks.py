@@ -85,7 +85,7 @@ def check_tensors(log_probs: Tensor, fixed: Mapping[str, Tensor | None], mask: T
         )
     shape = list(log_probs.shape)
     if len(shape) not in (1, 2) or not log_probs.numel():
-        raise ValueError(f"log_probs has shape {shape}; wanted is [B, T], one a token, or [N], one a sequence")
+        raise ValueError(f"log_probs has shape {shape}; expected [B, T] (per token) or [N] (per sequence)")
     for name, tensor in tensors.items():
         allowed = [shape[:1], shape] if name == "advantages" else [shape]
         if tensor is not None and list(tensor.shape) not in allowed:

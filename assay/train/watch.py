@@ -39,7 +39,7 @@ class Watcher(Protocol):
     def finished(self) -> None: ...
 
 
-class Watch:
+class RunWatch:
     """Reports what happens in a run to its watcher, if it has one. A stop that is asked for in the middle of a step
     waits for the next safe point, where a checkpoint holds the weights as they are."""
 

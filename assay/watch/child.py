@@ -21,10 +21,10 @@ from assay.watch.process import run_script
 
 if TYPE_CHECKING:
     from assay.programs.run.observe.places import Places
-    from assay.programs.run.watched import Failure, WatchedRun
+    from assay.programs.run.watched import ScriptFailure, WatchedRun
 
 
-class Watch:
+class ScriptWatch:
     """Holds the run; begins when torch is imported; writes the report when enough was seen, and at the end."""
 
     def __init__(self, script: Path, settings: dict[str, Any]) -> None:
@@ -62,9 +62,9 @@ class Watch:
 
     def _torch(self, module: Any) -> None:
         import assay.watch.report  # noqa: F401  # now: later it may cost a step
-        from assay.programs.run.observe.observer import Observer
+        from assay.programs.run.observe.observer import ScriptObserver
 
-        self.observer = Observer(self.run, self.places, self.settings["steps"], self._enough)
+        self.observer = ScriptObserver(self.run, self.places, self.settings["steps"], self._enough)
         self.observer.start()
 
     def _transformers(self, module: Any) -> None:
@@ -99,8 +99,8 @@ class Watch:
         self.run.failure = self._failure(error)
         self.run.computed.clear()  # how it ended is part of what the facts are made of
 
-    def _failure(self, error: BaseException) -> Failure:
-        from assay.programs.run.watched import Failure
+    def _failure(self, error: BaseException) -> ScriptFailure:
+        from assay.programs.run.watched import ScriptFailure
 
         place = None
         traceback = error.__traceback__
@@ -115,7 +115,7 @@ class Watch:
             and place is not None
             and (raised.place.file, raised.place.line) == (place.file, place.line)
         )
-        return Failure(type(error).__name__, str(error), place, raised if is_it else None)
+        return ScriptFailure(type(error).__name__, str(error), place, raised if is_it else None)
 
     def write(self) -> None:
         from assay.watch.report import report
@@ -143,7 +143,7 @@ def _is_failure(error: BaseException | None) -> bool:
 def main() -> int:
     settings = json.loads(sys.argv[1])
     script = Path(sys.argv[2])
-    watch = Watch(script, settings)
+    watch = ScriptWatch(script, settings)
     return run_script(script, sys.argv[3:], watch.ended)
 
 

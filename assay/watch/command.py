@@ -15,17 +15,18 @@ from types import FrameType
 from typing import Any
 
 from assay.doctor.catalogue import catalogue
-from assay.doctor.report import FORMATS, escaped
+from assay.doctor.report import FORMATS, escape
 from assay.doctor.report.select import select
 from assay.machine import durable
 from assay.machine.interpreter import python_command
+from assay.machine.user_error import UserError
 
 _WIDEST = 120
 _NO_TERMINAL = (100, 24)
 _BY_SIGNAL = 128  # a shell's exit code of a process that a signal ended
 
 
-class WatchError(ValueError):
+class WatchError(UserError, ValueError):
     """The script cannot be watched. The message is one sentence with the fix."""
 
 
@@ -64,7 +65,7 @@ def run(
         code = _wait(python_command("assay.watch.child", json.dumps(settings), str(script), *arguments))
         report: dict[str, Any] | None = json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
     if report is None:
-        print(f"assay watch: {escaped(str(script))} ended before a report could be written", file=sys.stderr)
+        print(f"assay watch: {escape(str(script))} ended before a report could be written", file=sys.stderr)
         return code
     _print(report, out)
     return code or int(report["code"])

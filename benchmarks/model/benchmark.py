@@ -9,11 +9,11 @@ that was measured by then, and the same command goes on from it.
 
 from __future__ import annotations
 
-import datetime
 import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rich.console import Console
 from assay.config import ConfigError
 from assay.record import describe_environment
 from assay.train.run.interrupt import Interrupted
-from benchmarks.command import alternating, write_json
+from benchmarks.command import alternating, now, write_json
 from benchmarks.model.floors import described
 from benchmarks.model.options import MEASURED_BY, Options, check, check_precision
 from benchmarks.model.reading import Machine, PeerChoice, Reading, differences, ratios, summarise
@@ -145,10 +145,10 @@ class Benchmark:
         assert machine is not None, "nothing is known before the preparation"
         readings, grown = self._readings(), self._grown()
         unequal = differences(readings) if readings else []
-        unequal += [one for one in (differences(grown) if grown else []) if one not in unequal]
+        unequal += [sentence for sentence in (differences(grown) if grown else []) if sentence not in unequal]
         return {
             "complete": self.complete,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "date": now(),
             "command": options.command,
             "compared": compared(options),
             "model": options.model,
@@ -159,18 +159,18 @@ class Benchmark:
             "floors": described(machine.sizes, options.workload, machine.limits),
             "order": self.order,
             "choices": {name: asdict(choice) for name, choice in self.choices.items()},
-            "notes": list(dict.fromkeys([*self.notes, *(note for one in (*readings, *grown) for note in one.notes)])),
+            "notes": list(dict.fromkeys(chain(self.notes, *(reading.notes for reading in (*readings, *grown))))),
             "unequal_work": unequal,
             "summaries": _summaries(readings, machine),
             "ratios": {} if unequal else _ratios(readings),
             "scaling": [
                 {
-                    "contender": one.contender,
-                    "measurement": one.job.measurement,
-                    "workload": asdict(one.job.workload),
-                    **asdict(summarise([one], machine)),
+                    "contender": reading.contender,
+                    "measurement": reading.job.measurement,
+                    "workload": asdict(reading.job.workload),
+                    **asdict(summarise([reading], machine)),
                 }
-                for one in grown
+                for reading in grown
             ],
             "turns": [asdict(run) for run in self.runs.values()],
         }

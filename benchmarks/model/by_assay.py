@@ -9,7 +9,7 @@ from assay.config import Config
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
-from assay.policy.probe import examined
+from assay.policy.probe import examine_policy
 from assay.train.run.budget import budgeted
 from assay.train.run.machine import set_up
 from assay.train.step.credit import credit
@@ -26,7 +26,6 @@ from benchmarks.model.workload import (
     Job,
     Tokens,
     Workload,
-    checksum,
     completions_of,
     prompts_of,
     reward_of,
@@ -62,7 +61,7 @@ def measure(
     weights = weights_sum(model)
     notes: list[str] = []
     codec = TokenizerCodec(tokenizer_of(machine.sizes.vocabulary))
-    policy = examined(CausalPolicy(model, codec, (PAD_ID,), Config().rollout.temperature), notes.append)
+    policy = examine_policy(CausalPolicy(model, codec, (PAD_ID,), Config().rollout.temperature), notes.append)
     engine = SharedWeightsEngine(policy)
     for job in jobs:
         contender = Contender(job, machine, policy, engine, settings_of(machine, job.workload, threads))
@@ -84,7 +83,7 @@ class Contender:
     ) -> None:
         self.job, self.machine, self.engine = job, machine, engine
         self.config = budgeted(config, policy)
-        policy = policy.confirmed(self.prompts(0)[0], job.workload.new_tokens)
+        policy = policy.check_shortcuts(self.prompts(0)[0], job.workload.new_tokens)
         # only now: an end token that cannot be sampled is refused by every check of a policy
         self.policy = engine.policy = replace(policy, eos_ids=(machine.sizes.vocabulary,))
         self.device = policy.device
@@ -144,7 +143,7 @@ class Contender:
     def _learn(self, prompts: Sequence[Prompt], rollouts: Sequence[Sequence[Rollout]], number: int) -> None:
         assert self.learner is not None
         groups = [
-            Group(prompt, tuple(group), tuple(Score.of({"trivial": reward_of(one.tokens)}) for one in group))
+            Group(prompt, tuple(group), tuple(Score.of({"trivial": reward_of(rollout.tokens)}) for rollout in group))
             for prompt, group in zip(prompts, rollouts, strict=True)
         ]
         samples = credit(groups, self.config.advantage, {}, mask_truncated=False)
@@ -153,12 +152,6 @@ class Contender:
             self.updates += self.learner.update(minibatch, frozen, number).update.applied
 
     def work(self, weights: float) -> Work:
-        return Work(
-            prompts_sha256=checksum(self.seen_prompts),
-            completions_sha256=checksum(self.given) if self.given else "",
-            rows=len(self.lengths) // self.job.iterations,
-            shortest=min(self.lengths),
-            longest=max(self.lengths),
-            updates=self.updates,
-            weights=weights,
+        return Work.of(
+            self.seen_prompts, self.given, self.lengths, self.job.iterations, updates=self.updates, weights=weights
         )

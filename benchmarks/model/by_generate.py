@@ -11,7 +11,7 @@ import torch
 from benchmarks.model.device import Clock, forget_peak, peak
 from benchmarks.model.prepare import load_model, weights_sum
 from benchmarks.model.reading import Machine, PeerChoice, Reading, Work
-from benchmarks.model.workload import PAD_ID, Job, Tokens, Workload, checksum, prompts_of
+from benchmarks.model.workload import PAD_ID, Job, Tokens, Workload, prompts_of
 
 
 def measure(
@@ -33,15 +33,7 @@ def measure(
             iterations.append(clock.timed(partial(_generate, model, prompts, job.workload, end, choice, outputs)))
             lengths += [_length(row, end) for row in outputs]
             on_iteration()
-        done = Work(
-            prompts_sha256=checksum(seen),
-            completions_sha256="",
-            rows=len(lengths) // job.iterations,
-            shortest=min(lengths),
-            longest=max(lengths),
-            updates=0,
-            weights=weights,
-        )
+        done = Work.of(seen, (), lengths, job.iterations, updates=0, weights=weights)
         yield Reading("generate", job, tuple(iterations), done, peak(device), choice)
 
 

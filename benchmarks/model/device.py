@@ -38,7 +38,7 @@ class Clock:
 
 
 def forget_peak(device: torch.device) -> None:
-    """What was held before this call, and is no more, is not part of the next peak."""
+    """What was held before this call and then freed is not part of the next peak."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -76,7 +76,8 @@ def memory_of(device: torch.device) -> int:
 def _median_seconds(clock: Clock, by_process: bool, work: Callable[[], object]) -> float:
     rounds = ROUNDS[clock.device.type]
     times = [clock.timed(lambda: _drop(work())) for _ in range(rounds)]
-    return statistics.median(one.cpu_seconds if by_process else one.seconds for one in times[rounds // 2 :])
+    warm = times[rounds // 2 :]
+    return statistics.median(iteration.cpu_seconds if by_process else iteration.seconds for iteration in warm)
 
 
 def _drop(result: object) -> None:

@@ -8,7 +8,6 @@ makes the floor lower: nobody can be faster than it on the same bandwidth and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +36,6 @@ class Sizes:
     def cache_bytes_a_token(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_size * self.bytes_a_number
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Sizes:
-        return cls(**values)
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -48,10 +43,6 @@ class Limits:
 
     bytes_a_second: float  # of a copy, reading and writing counted
     operations_a_second: float  # of a large matrix product in the dtype of the weights
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Limits:
-        return cls(**values)
 
 
 def decode_bytes(sizes: Sizes, workload: Workload, *, shared_prompts: bool) -> int:
@@ -90,7 +81,7 @@ def floor_seconds(measurement: str, sizes: Sizes, workload: Workload, limits: Li
 
 
 def described(sizes: Sizes, workload: Workload, limits: Limits) -> dict[str, Any]:
-    """All floors of a workload, in seconds and in new tokens a second, each from what it is made of."""
+    """All floors of a workload, in seconds and in new tokens per second, each from what it is made of."""
     by_bytes = {
         name: decode_bytes(sizes, workload, shared_prompts=shared) / limits.bytes_a_second
         for name, shared in (
@@ -107,7 +98,7 @@ def described(sizes: Sizes, workload: Workload, limits: Limits) -> dict[str, Any
 
 
 def _attention(sizes: Sizes, workload: Workload, new: int) -> int:
-    """Forward: two products of a head's size for each query and each key it sees; `new` tokens a row are queries."""
+    """Forward: two products of a head's size for each query and each key it sees; `new` tokens per row are queries."""
     prompt = workload.prompt_tokens
     seen_by_prompt = workload.prompts * sum(range(1, prompt + 1))
     seen_by_new = workload.rows * (prompt * new + sum(range(1, new + 1)))

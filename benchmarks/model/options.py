@@ -55,8 +55,8 @@ class Options:
         """The most tokens that any measurement puts into one sequence."""
         every = [self.workload]
         if SCALING in self.measurements:
-            every += [one for grown in points(self.workload).values() for one in grown]
-        return max(every, key=lambda one: one.prompt_tokens + one.new_tokens)
+            every += [workload for grown in points(self.workload).values() for workload in grown]
+        return max(every, key=lambda workload: workload.prompt_tokens + workload.new_tokens)
 
     @property
     def command(self) -> str:
@@ -133,7 +133,7 @@ def check_room(context: int, longest: Workload) -> None:
 
 
 def gpu_is_out_of_reach() -> bool:
-    """True if torch was built without any GPU, or NVIDIA's driver is not here; False if only torch can tell."""
+    """True if torch was built without any GPU, or NVIDIA's driver is not here; False if only torch knows."""
     build = importlib.metadata.version("torch").partition("+")[2]
     if build == "cpu" or build.startswith("rocm") or sys.platform != "linux":
         return build == "cpu"

@@ -1,6 +1,6 @@
 """The machine of a benchmark, and its one model as every contender gets it: the same files and dtype, no end token.
 
-The end token that all of them are told is one past the vocabulary: no model can sample it, so every completion has the
+The end token that all of them are given is one past the vocabulary: no model can sample it, so every completion has the
 length that was asked for, and nobody pays for suppressing anything.
 """
 

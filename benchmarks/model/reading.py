@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from assay.machine import durable
+from benchmarks.command import read_json
 from benchmarks.model.floors import Limits, Sizes, floor_seconds
-from benchmarks.model.workload import ROLLOUT, Job, Workload
+from benchmarks.model.workload import ROLLOUT, Job, Tokens, checksum
 
 SAME_SUM = 1e-6  # a model rounded to bfloat16 adds up to the same, that is how many weights it has
 
@@ -33,15 +33,6 @@ class Machine:
     def by_process(self) -> bool:
         """One thread on a CPU: the seconds of the process itself are what it would take on an idle machine."""
         return self.device == "cpu" and self.threads == 1
-
-    @classmethod
-    def read(cls, path: Path) -> Machine:
-        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Machine:
-        sizes, limits = Sizes.from_json(values["sizes"]), Limits.from_json(values["limits"])
-        return cls(**{**values, "sizes": sizes, "limits": limits})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +63,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What was done, so that two contenders can be held against each other."""
+    """What was done, so that two contenders can be compared."""
 
     prompts_sha256: str  # of all iterations
     completions_sha256: str  # of an update, whose completions are given; "" where they are sampled
@@ -81,6 +72,15 @@ class Work:
     longest: int
     updates: int  # optimizer steps, of all iterations
     weights: float  # a sum over the model's weights before anything was trained
+
+    @classmethod
+    def of(
+        cls, prompts: Iterable[Tokens], given: Sequence[Tokens], lengths: Sequence[int], batches: int, **rest: float
+    ) -> Work:
+        """`given` completions were not sampled; `lengths` are those of all completions in `batches` batches."""
+        completions = checksum(given) if given else ""
+        shortest, longest = min(lengths), max(lengths)
+        return cls(checksum(prompts), completions, len(lengths) // batches, shortest, longest, **rest)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,23 +103,17 @@ class Reading:
     def warm(self) -> tuple[Iteration, ...]:
         return self.iterations[self.job.warmup :]
 
-    def cost(self, machine: Machine) -> float:
-        """By which settings are chosen, and held against the floor."""
-        return statistics.median(one.cpu_seconds if machine.by_process else one.seconds for one in self.warm)
+    @property
+    def median_seconds(self) -> float:
+        return statistics.median(iteration.seconds for iteration in self.warm)
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Reading:
-        job = values["job"]
-        choice = values["choice"]
-        return cls(
-            contender=values["contender"],
-            job=Job(**{**job, "workload": Workload(**job["workload"])}),
-            iterations=tuple(Iteration(**one) for one in values["iterations"]),
-            work=Work(**values["work"]),
-            memory=Memory(**values["memory"]),
-            choice=None if choice is None else PeerChoice(**choice),
-            notes=tuple(values["notes"]),
-        )
+    @property
+    def median_cpu_seconds(self) -> float:
+        return statistics.median(iteration.cpu_seconds for iteration in self.warm)
+
+    def cost(self, machine: Machine) -> float:
+        """By which settings are chosen, and compared with the floor."""
+        return self.median_cpu_seconds if machine.by_process else self.median_seconds
 
 
 def write_readings(path: Path, readings: Iterable[Reading]) -> None:
@@ -130,7 +124,7 @@ def write_readings(path: Path, readings: Iterable[Reading]) -> None:
 def read_readings(path: Path) -> list[Reading]:
     if not path.exists():
         return []
-    return [Reading.from_json(values) for values in json.loads(path.read_text(encoding="utf-8"))]
+    return list(read_json(tuple[Reading, ...], path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +148,17 @@ def summarise(readings: Sequence[Reading], machine: Machine) -> Summary:
     """The readings of one contender, one measurement and one workload."""
     job = readings[0].job
     warm = [iteration for reading in readings for iteration in reading.warm]
-    seconds = statistics.median(one.seconds for one in warm)
-    cpu_seconds = statistics.median(one.cpu_seconds for one in warm)
+    seconds = statistics.median(iteration.seconds for iteration in warm)
+    cpu_seconds = statistics.median(iteration.cpu_seconds for iteration in warm)
     floor = floor_seconds(job.measurement, machine.sizes, job.workload, machine.limits)
     return Summary(
         seconds=seconds,
-        fastest=min(one.seconds for one in warm),
-        slowest=max(one.seconds for one in warm),
+        fastest=min(iteration.seconds for iteration in warm),
+        slowest=max(iteration.seconds for iteration in warm),
         cpu_seconds=cpu_seconds,
         cold_seconds=statistics.median(reading.cold_seconds for reading in readings),
         tokens_per_second=job.workload.tokens / seconds,
-        generated_seconds=statistics.median(one.generated_seconds for one in warm),
+        generated_seconds=statistics.median(iteration.generated_seconds for iteration in warm),
         of_floor=floor / (cpu_seconds if machine.by_process else seconds),
         process_bytes=max(reading.memory.process for reading in readings),
         allocated_bytes=max(reading.memory.allocated for reading in readings),
@@ -177,10 +171,8 @@ def ratios(ours: Sequence[Reading], peer: Sequence[Reading]) -> list[dict[str, f
     of them has finished is left out."""
     return [
         {
-            "wall": statistics.median(one.seconds for one in their.warm)
-            / statistics.median(one.seconds for one in our.warm),
-            "cpu": statistics.median(one.cpu_seconds for one in their.warm)
-            / statistics.median(one.cpu_seconds for one in our.warm),
+            "wall": their.median_seconds / our.median_seconds,
+            "cpu": their.median_cpu_seconds / our.median_cpu_seconds,
         }
         for our, their in zip(ours, peer, strict=False)
     ]
@@ -190,29 +182,25 @@ def differences(readings: Sequence[Reading]) -> list[str]:
     """Sentences that say in what contenders did not do the same work; none if they did."""
     sentences = []
     firsts: dict[Job, Reading] = {}
-    for one in readings:
-        first = firsts.setdefault(one.job, one)
-        who, asked = f"{one.contender}, {one.job.measurement}", one.job.workload
-        if (one.work.shortest, one.work.longest) != (asked.new_tokens, asked.new_tokens):
-            sentences.append(
-                f"not the same work: {who} made completions of {one.work.shortest} to {one.work.longest} tokens "
-                f"instead of {asked.new_tokens}"
-            )
-        if one.work.rows != asked.rows:
-            sentences.append(f"not the same work: {who} made {one.work.rows} completions instead of {asked.rows}")
-        for facts, what in (
-            ((one.work.prompts_sha256, first.work.prompts_sha256), "other prompts"),
-            ((one.work.completions_sha256, first.work.completions_sha256), "other completions"),
-        ):
-            if facts[0] != facts[1]:
-                sentences.append(f"not the same work: {who} was given {what} than {first.contender}")
-        if one.work.updates != (0 if one.job.measurement == ROLLOUT else one.job.iterations):
-            sentences.append(
-                f"not the same work: {who} took {one.work.updates} optimizer steps in {one.job.iterations} iterations"
-            )
-        if abs(one.work.weights - readings[0].work.weights) > SAME_SUM * readings[0].work.weights:
-            sentences.append(
-                f"not the same model: the weights of {who} add up to {one.work.weights}, of {readings[0].contender} to "
-                f"{readings[0].work.weights}"
-            )
+    weights = readings[0].work.weights
+    for reading in readings:
+        job, work = reading.job, reading.work
+        asked, first = job.workload, firsts.setdefault(job, reading)
+        updates = 0 if job.measurement == ROLLOUT else job.iterations
+        unlike = {
+            f"made completions of {work.shortest} to {work.longest} tokens instead of {asked.new_tokens}": (
+                {work.shortest, work.longest} != {asked.new_tokens}
+            ),
+            f"made {work.rows} completions instead of {asked.rows}": work.rows != asked.rows,
+            f"was given other prompts than {first.contender}": work.prompts_sha256 != first.work.prompts_sha256,
+            f"was given other completions than {first.contender}": (
+                work.completions_sha256 != first.work.completions_sha256
+            ),
+            f"took {work.updates} optimizer steps in {job.iterations} iterations": work.updates != updates,
+        }
+        who = f"{reading.contender}, {job.measurement}"
+        sentences += [f"not the same work: {who} {sentence}" for sentence, holds in unlike.items() if holds]
+        if abs(work.weights - weights) > SAME_SUM * weights:
+            sums = f"{work.weights}, of {readings[0].contender} to {weights}"
+            sentences.append(f"not the same model: the weights of {who} add up to {sums}")
     return list(dict.fromkeys(sentences))

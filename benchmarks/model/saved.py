@@ -7,7 +7,6 @@ torch.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from assay.config import ConfigError
 from assay.record import describe_environment
+from benchmarks.command import from_json
 from benchmarks.model.floors import Limits
 from benchmarks.model.options import Options
 from benchmarks.model.reading import Machine, Reading
@@ -35,11 +35,6 @@ class Run:
     seconds: Mapping[str, float]  # whole, and of it: imports, model (until the first iteration), iterations
     readings: tuple[Reading, ...]
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Run:
-        readings = tuple(Reading.from_json(one) for one in values["readings"])
-        return cls(values["name"], values["done"], values["seconds"], readings)
-
     @property
     def line(self) -> str:
         """How long it took, and what was measured."""
@@ -48,15 +43,14 @@ class Run:
         if parts:
             parts["rest"] = whole - sum(parts.values())
         listed = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
-        by_measurement = {one.job.measurement: one for one in self.readings}
+        by_measurement = {reading.job.measurement: reading for reading in self.readings}
         alone = len(by_measurement) == len(self.readings)  # not one of several settings or sizes
-        measured = [_line(one) for one in self.readings] if alone else [f"{len(self.readings)} readings"]
+        measured = [_line(reading) for reading in self.readings] if alone else [f"{len(self.readings)} readings"]
         return "; ".join([f"took {whole:.1f} s" + (f": {listed}" if listed else ""), *measured])
 
 
 def _line(reading: Reading) -> str:
-    seconds = statistics.median(one.seconds for one in reading.warm)
-    return f"{reading.job.measurement} {seconds:.4g} s, cold {reading.cold_seconds:.4g} s"
+    return f"{reading.job.measurement} {reading.median_seconds:.4g} s, cold {reading.cold_seconds:.4g} s"
 
 
 def seconds_of(
@@ -83,9 +77,9 @@ def seconds_of(
 def compared(options: Options) -> dict[str, Any]:
     """What must be equal for two runs to belong to one comparison; the machine too, which is known later."""
     environment = describe_environment(options.threads)
-    asked = {one.name: getattr(options, one.name) for one in fields(options) if one.name not in NOT_COMPARED}
+    names = [option.name for option in fields(options) if option.name not in NOT_COMPARED]
     facts = {
-        **asked,
+        **{name: getattr(options, name) for name in names},
         "workload": asdict(options.workload),
         "python": environment["python"],
         "packages": environment["packages"],
@@ -101,7 +95,7 @@ def read_document(options: Options) -> dict[str, Any] | None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         earlier, now = document["compared"], compared(options)
-        Machine.from_json(document["machine"])
+        from_json(Machine, document["machine"])
         runs_of(document)
         changed = sorted(name for name in now if earlier.get(name) != now[name])
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -114,13 +108,13 @@ def read_document(options: Options) -> dict[str, Any] | None:
 
 
 def runs_of(document: Mapping[str, Any]) -> list[Run]:
-    return [Run.from_json(values) for values in document["turns"]]
+    return [from_json(Run, values) for values in document["turns"]]
 
 
 def on_the_same_machine(path: Path, document: Mapping[str, Any], machine: Machine) -> Machine:
     """The machine with the limits that the earlier runs were held against; another machine is refused."""
-    earlier = Machine.from_json(document["machine"])
-    facts = [asdict(replace(one, limits=NO_LIMITS, directory="")) for one in (earlier, machine)]
+    earlier: Machine = from_json(Machine, document["machine"])
+    facts = [asdict(replace(known, limits=NO_LIMITS, directory="")) for known in (earlier, machine)]
     changed = sorted(name for name, value in facts[1].items() if facts[0][name] != value)
     if changed:
         raise ConfigError(

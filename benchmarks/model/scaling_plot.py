@@ -33,7 +33,7 @@ def draw(path: Path, document: Mapping[str, Any]) -> None:
             panel.set_xlabel(axis.replace("_", " "))
             panel.set_xticks(sizes, labels=[str(size) for size in sizes])
             panel.grid(alpha=0.3)
-        panels[0].set_ylabel("seconds a step")
+        panels[0].set_ylabel("seconds per step")
         panels[0].legend(frameon=False)
         figure.suptitle(
             f"{document['model']}, {document['machine']['device_name']}: {Workload(**document['workload'])}"

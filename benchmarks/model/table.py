@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -87,28 +87,38 @@ def _table(measurement: str, by_name: Mapping[str, Mapping[str, Any]], document:
     ours = by_name.get("assay")
     compared = ours is not None and len(by_name) > 1 and not document["unequal_work"]
 
-    def add(label: str, value: Callable[[Mapping[str, Any]], str]) -> None:
-        table.add_row(f"  {label}", *(value(one) for one in by_name.values()))
-
-    add("seconds, median of the warm", lambda one: f"{one['seconds']:.4g}")
-    add("fastest, slowest", lambda one: f"{one['fastest']:.4g}, {one['slowest']:.4g}")
-    add("CPU seconds, median", lambda one: f"{one['cpu_seconds']:.4g}")
-    add("the first one, cold", lambda one: f"{one['cold_seconds']:.4g}")
-    if measurement == STEP:
-        add("of it generation, seconds", lambda one: f"{one['generated_seconds']:.4g}")
-    add("new tokens/s", lambda one: f"{one['tokens_per_second']:,.0f}")
-    add("of the floor", lambda one: f"{one['of_floor']:.1%}")
-    if document["machine"]["device"] == "cuda":
-        add("peak allocated on the GPU, GB", lambda one: f"{one['allocated_bytes'] / 1e9:.2f}")
-        add("peak reserved on the GPU, GB", lambda one: f"{one['reserved_bytes'] / 1e9:.2f}")
+    forms = {
+        "seconds, median of the warm": "{seconds:.4g}",
+        "fastest, slowest": "{fastest:.4g}, {slowest:.4g}",
+        "CPU seconds, median": "{cpu_seconds:.4g}",
+        "the first one, cold": "{cold_seconds:.4g}",
+        **({"of it generation, seconds": "{generated_seconds:.4g}"} if measurement == STEP else {}),
+        "new tokens/s": "{tokens_per_second:,.0f}",
+        "of the floor": "{of_floor:.1%}",
+    }
+    is_cpu = document["machine"]["device"] == "cpu"
+    if is_cpu:
+        forms["peak memory of the process, GB"] = "{process_gb:.2f}"
     else:
-        add("peak memory of the process, GB", lambda one: f"{one['process_bytes'] / 1e9:.2f}")
+        forms["peak allocated on the GPU, GB"] = "{allocated_gb:.2f}"
+        forms["peak reserved on the GPU, GB"] = "{reserved_gb:.2f}"
     if compared:
-        assert ours is not None
-        add("seconds / assay's", lambda one: f"{one['seconds'] / ours['seconds']:.2f}")
-        if document["machine"]["device"] == "cpu":
-            add("CPU seconds / assay's", lambda one: f"{one['cpu_seconds'] / ours['cpu_seconds']:.2f}")
+        forms["seconds / assay's"] = "{seconds_ratio:.2f}"
+        if is_cpu:
+            forms["CPU seconds / assay's"] = "{cpu_ratio:.2f}"
+    values = [_in_units(summary, ours or summary) for summary in by_name.values()]
+    for label, form in forms.items():
+        table.add_row(f"  {label}", *(form.format(**own) for own in values))
     return table
+
+
+def _in_units(summary: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    gigabytes = {f"{kind}_gb": summary[f"{kind}_bytes"] / 1e9 for kind in ("process", "allocated", "reserved")}
+    ratios = {
+        "seconds_ratio": summary["seconds"] / ours["seconds"],
+        "cpu_ratio": summary["cpu_seconds"] / ours["cpu_seconds"],
+    }
+    return {**summary, **gigabytes, **ratios}
 
 
 def _title(name: str, document: Mapping[str, Any]) -> str:
@@ -127,13 +137,13 @@ def _chosen(name: str, choice: Mapping[str, Any]) -> str:
         return cache
     checkpointing = "with" if choice["checkpointing"] else "without"
     weights = ", float32 weights under autocast" if choice["autocast"] else ""
-    return f"{choice['batch']} rows a device, {cache}, {checkpointing} gradient checkpointing{weights}"
+    return f"{choice['batch']} rows per device, {cache}, {checkpointing} gradient checkpointing{weights}"
 
 
 def _ratio_lines(ratios: Mapping[str, Mapping[str, list[Mapping[str, float]]]]) -> list[str]:
     return [
         f"{TITLES[measurement]}, {name} / assay, by repeat: "
-        + "; ".join(f"{one['wall']:.2f}, CPU {one['cpu']:.2f}" for one in by_repeat)
+        + "; ".join(f"{ratio['wall']:.2f}, CPU {ratio['cpu']:.2f}" for ratio in by_repeat)
         for measurement, by_name in ratios.items()
         for name, by_repeat in by_name.items()
     ]

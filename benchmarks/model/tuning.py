@@ -44,7 +44,7 @@ def tune(
         job = Job(UPDATE, workload, warmup, timed=1)
         tried = _batches(job, machine, keep)
         assert tried, "TRL's update does not fit into memory, whatever the batch"
-        choice = min(tried, key=lambda one: one.cost(machine)).choice or choice
+        choice = min(tried, key=lambda reading: reading.cost(machine)).choice or choice
     if STEP in measurements and len(caches) > 1:
         for cache in caches:
             job = Job(STEP, workload, warmup, timed=1)

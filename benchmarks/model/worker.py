@@ -1,7 +1,7 @@
 """One run of a benchmark: python -m benchmarks.model.worker DIRECTORY, which holds plan.json.
 
 Prints "step" after each iteration. Leaves machine.json (of a preparation) or readings.json, which grows reading by
-reading, and times.json, which tells how long it took to get to the first iteration; or refusal.txt, a sentence for
+reading, and times.json, the time until the first iteration; or refusal.txt, a sentence for
 whoever typed the command.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.config import ConfigError
+from benchmarks.command import from_json, read_json
 from benchmarks.model.reading import Machine, PeerChoice, Reading, write_readings
 from benchmarks.model.workload import Job, Workload
 
@@ -59,7 +60,7 @@ def _tune(plan: dict[str, Any], directory: Path) -> None:
         plan["warmup"],
         plan["batch"],
         plan["caches"],
-        Machine.read(Path(plan["machine"])),
+        read_json(Machine, Path(plan["machine"])),
         plan["threads"],
         keep,
     )
@@ -75,8 +76,7 @@ def _run(plan: dict[str, Any], directory: Path) -> None:
         from benchmarks.model.by_trl import measure
 
         import_module("trl.trainer.grpo_trainer")  # now, so that it counts as an import
-    jobs = [Job(**{**values, "workload": Workload(**values["workload"])}) for values in plan["jobs"]]
-    settings = None if choice is None else PeerChoice(**choice)
+    jobs, settings = from_json(tuple[Job, ...], plan["jobs"]), from_json(PeerChoice | None, choice)
     readings: list[Reading] = []
     imported = time.time()
     times = directory / "times.json"
@@ -87,7 +87,7 @@ def _run(plan: dict[str, Any], directory: Path) -> None:
             times.write_text(json.dumps(seconds), encoding="utf-8")
         print("step", flush=True)
 
-    for reading in measure(jobs, Machine.read(Path(plan["machine"])), plan["threads"], settings, tick):
+    for reading in measure(jobs, read_json(Machine, Path(plan["machine"])), plan["threads"], settings, tick):
         readings.append(reading)
         write_readings(directory / "readings.json", readings)
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from assay.config import ConfigError
 from assay.train.run.interrupt import Interrupted
+from benchmarks.command import read_json
 from benchmarks.model.options import MEASURED_BY, Options
 from benchmarks.model.reading import Machine, PeerChoice, Reading, read_readings
 from benchmarks.model.saved import Run, seconds_of
@@ -42,18 +43,23 @@ class Workers:
     def machine_file(self) -> Path:
         return self.place / "prepare" / "machine.json"
 
+    @property
+    def machine(self) -> Machine:
+        machine: Machine = read_json(Machine, self.machine_file)
+        return machine
+
     def prepare(self) -> Machine:
         asked = self.options
         plan = {"model": asked.model, "device": asked.device, "dtype": asked.dtype, "longest": asdict(asked.longest)}
         began, title = time.perf_counter(), f"preparing {asked.model}: the model, the floors of the device"
         self._worker("prepare", title, "prepare", plan)
         say(self.errors, f"preparing took {time.perf_counter() - began:.1f} s")
-        return Machine.read(self.machine_file)
+        return self.machine
 
     def tune(self, name: str) -> PeerChoice:
         """The fastest of what the peer leaves to its user; nothing is tried that has one answer."""
         asked, batch = self.options, self.options.peer_batch
-        measurements = [one for one in asked.measurements if one in MEASURED_BY[name]] or [STEP]
+        measurements = [measurement for measurement in asked.measurements if measurement in MEASURED_BY[name]] or [STEP]
         needs_batch = name != "generate" and not batch
         has_caches = len(asked.peer_caches) > 1 and (ROLLOUT in measurements or STEP in measurements)
         known = PeerChoice(asked.peer_caches[0], batch)
@@ -69,26 +75,26 @@ class Workers:
         }
         title = f"looking for the fastest settings of {name}"
         tried = self._run("tune", title, f"tune-{name}", plan, measurements)
-        return fastest(tried, known, Machine.read(self.machine_file))
+        return fastest(tried, known, self.machine)
 
     def run(self, name: str, choice: PeerChoice | None, number: int, count: int) -> None:
         asked = self.options
-        measurements = [one for one in MEASURED_BY[name] if one in asked.measurements]
-        jobs = [Job(one, asked.workload, self._warmup, asked.timed) for one in measurements]
+        measurements = [measurement for measurement in MEASURED_BY[name] if measurement in asked.measurements]
+        jobs = [Job(measurement, asked.workload, self._warmup, asked.timed) for measurement in measurements]
         title = f"run {number + 1} of {count}: {name}, {', '.join(measurements)}"
         self._jobs(name, choice, jobs, title, f"{number}-{name}")
 
     def grow(self, contenders: Sequence[str], choices: dict[str, PeerChoice]) -> None:
         """Whole steps along each axis; of `generate`, which takes none, rollouts."""
-        every = {one: None for grown in points(self.options.workload).values() for one in grown}
+        every = {workload: None for grown in points(self.options.workload).values() for workload in grown}
         for name in contenders:
             measurement = STEP if STEP in MEASURED_BY[name] else ROLLOUT
-            jobs = [Job(measurement, one, self._warmup, self.options.timed) for one in every]
+            jobs = [Job(measurement, workload, self._warmup, self.options.timed) for workload in every]
             self._jobs(name, choices.get(name), jobs, f"scaling of {name}, {len(jobs)} sizes", f"grow-{name}")
 
     @property
     def _warmup(self) -> int:
-        return self.options.warmup or WARMUP[Machine.read(self.machine_file).device]
+        return self.options.warmup or WARMUP[self.machine.device]
 
     def _jobs(self, name: str, choice: PeerChoice | None, jobs: Sequence[Job], title: str, folder: str) -> None:
         plan = {
@@ -147,10 +153,10 @@ class Workers:
 def fastest(tried: Sequence[Reading], known: PeerChoice, machine: Machine) -> PeerChoice:
     """Of each question by itself: the batch by the update, the cache by the generation."""
     batch, cache = known, known.cache
-    updates = [one for one in tried if one.job.measurement == UPDATE and one.choice]
-    rollouts = [one for one in tried if one.job.measurement == ROLLOUT and one.choice]
+    updates = [reading for reading in tried if reading.job.measurement == UPDATE and reading.choice]
+    rollouts = [reading for reading in tried if reading.job.measurement == ROLLOUT and reading.choice]
     if updates:
-        batch = min(updates, key=lambda one: one.cost(machine)).choice or known
+        batch = min(updates, key=lambda reading: reading.cost(machine)).choice or known
     if rollouts:
-        cache = (min(rollouts, key=lambda one: one.cost(machine)).choice or known).cache
+        cache = (min(rollouts, key=lambda reading: reading.cost(machine)).choice or known).cache
     return PeerChoice(cache, batch.batch, checkpointing=batch.checkpointing)

@@ -25,7 +25,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One batch: so many prompts of equal length, each continued `group_size` times by exactly `new_tokens` tokens.
+    """One batch: prompts of equal length, each continued `group_size` times by exactly `new_tokens` tokens.
 
     >>> Workload(prompts=8, group_size=4, prompt_tokens=64, new_tokens=32).tokens
     1024
@@ -92,14 +92,14 @@ def checksum(rows: Iterable[Sequence[int]]) -> str:
 def points(base: Workload) -> dict[str, list[Workload]]:
     """By axis, what is measured to see how a step grows along it.
 
-    >>> [one.new_tokens for one in points(Workload(8, 8, 64, 100))["new_tokens"]]
+    >>> [workload.new_tokens for workload in points(Workload(8, 8, 64, 100))["new_tokens"]]
     [25, 50, 100, 200]
     """
     grown: dict[str, list[Workload]] = {}
     for axis in AXES:
         size = getattr(base, axis)
         sizes = dict.fromkeys(max(round(size * factor), SMALLEST[axis]) for factor in FACTORS)
-        grown[axis] = [replace(base, **{axis: one}) for one in sizes]
+        grown[axis] = [replace(base, **{axis: length}) for length in sizes]
     return grown
 
 

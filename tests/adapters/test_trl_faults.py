@@ -1,6 +1,7 @@
 """TRL trainers with one thing broken: the doctor names it. trl_table.py runs all and prints docs/trl.md's table."""
 
 import pytest
+from fixtures.cases import thorough
 
 pytest.importorskip("trl")
 
@@ -29,15 +30,17 @@ TRIED = [  # the others are in the table
     "EOS masked out",
     "padding in the loss",
     "prompt in the loss",
-    "advantages of the batch",
-    "rewards of the neighbour",
     "completions of the neighbour",
-    "re-encoded completions",
     "loss with the wrong sign",
-    "KL with the wrong sign",
     "old log-probs computed again",
-    "reference is the policy",
     "dropout active",
+    *thorough(
+        "advantages of the batch",
+        "rewards of the neighbour",
+        "re-encoded completions",
+        "KL with the wrong sign",
+        "reference is the policy",
+    ),
 ]
 
 

@@ -15,7 +15,7 @@ from assay.config import ConfigError
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
-from assay.policy.probe import examined
+from assay.policy.probe import examine_policy
 from benchmarks.model import by_assay, by_generate
 from benchmarks.model.benchmark import run_benchmark
 from benchmarks.model.floors import rollout_operations, update_operations
@@ -47,6 +47,7 @@ def silent():
     """Nobody watches."""
 
 
+@pytest.mark.thorough
 def test_a_whole_benchmark(tmp_path, capsys, warm_python, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(warm_python))
     path = tmp_path / "bench.json"
@@ -89,7 +90,7 @@ def test_ours_generates_what_was_asked_and_learns_from_it(machine):
 
 
 def test_the_update_of_ours_moves_the_weights(machine):
-    policy = examined(CausalPolicy(load_model(machine).eval(), TokenizerCodec(tokenizer_of(256)), (0,), 1.0))
+    policy = examine_policy(CausalPolicy(load_model(machine).eval(), TokenizerCodec(tokenizer_of(256)), (0,), 1.0))
     config = by_assay.settings_of(machine, SMALL, 1)
     contender = by_assay.Contender(Job("update", SMALL, 1, 1), machine, policy, SharedWeightsEngine(policy), config)
     before = [parameter.detach().clone() for parameter in contender.policy.model.parameters()]

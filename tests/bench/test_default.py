@@ -4,13 +4,14 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from assay.config import Config, ConfigError
 from assay.tasks import open_task
 from assay.types import Prompt, Rollout, StopReason
+from benchmarks.command import from_json, read_json
 from benchmarks.default import WARMUP, measure_default
 from benchmarks.measured import STAGES_AND_REST, Measured, Step, differences, step_ratios, summarise
 from benchmarks.stopwatch import Stopwatch
@@ -128,8 +129,8 @@ def test_every_second_repeat_starts_with_the_other_contender(replaying, capsys, 
 @needs_trl
 def test_a_contender_that_did_other_work_fails_the_bench(replaying, capsys):
     recorded = replaying / "trl.json"
-    run = Measured.from_json(recorded.read_text())
-    recorded.write_text(replace(run, prompts_sha256="other").to_json())
+    run = read_json(Measured, recorded)
+    recorded.write_text(json.dumps(asdict(replace(run, prompts_sha256="other"))))
     assert measure_default(2, 1, None) == 1
     assert "the two were given different prompts" in capsys.readouterr().out
 
@@ -203,7 +204,7 @@ def test_work_that_is_not_the_same_is_told(changes, word):
 
 def test_a_result_survives_its_file():
     run = measured(step(), step())
-    assert Measured.from_json(run.to_json()) == run
+    assert from_json(Measured, json.loads(json.dumps(asdict(run)))) == run
 
 
 def test_a_stage_inside_another_is_charged_to_itself_alone():

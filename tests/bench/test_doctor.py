@@ -25,7 +25,6 @@ def test_the_clock_compares_medians_and_the_account_stays_within_one_run():
 
 def test_runs_with_and_without_the_doctor_are_measured_and_written(tmp_path, monkeypatch, capfd, warm_python):
     monkeypatch.setattr(sys, "executable", str(warm_python))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config = tmp_path / "small.toml"
     config.write_text(
         "[model]\nwarm_steps = 2\n[rollout]\nprompts = 2\ngroup_size = 4\nmax_tokens = 4\n[checkpoint]\nfinal = false\n"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from tiny import EOS_ID, prompt, tiny_policy
+from fixtures.tiny import EOS_ID, prompt, tiny_policy
 
 from assay import config as configuration
 from assay.config import Config, ConfigError
@@ -313,6 +313,7 @@ def test_curves_that_did_not_begin_alike_fail_the_comparison(worker, tmp_path, c
 
 @needs_trl
 @needs_matplotlib
+@pytest.mark.thorough
 def test_two_seeds_of_two_steps_from_config_to_plot(warm_peer, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "executable", str(warm_peer))
     (tmp_path / "tiny.toml").write_text(TINY)

@@ -304,7 +304,7 @@ def test_the_table_shows_how_many_times_ours_the_others_take():
     shown = printed(print_document, document())
     (row,) = [line for line in shown.splitlines() if line.startswith("  seconds / assay's")]
     assert row.split()[3:] == ["1.00", "3.00", "1.50"]
-    assert "trl ran with 6 rows a device, the dynamic cache, without gradient checkpointing" in shown
+    assert "trl ran with 6 rows per device, the dynamic cache, without gradient checkpointing" in shown
     assert "generate ran with the static cache" in shown
 
 

@@ -36,7 +36,7 @@ def test_peers_run_with_the_settings_that_were_fastest(measured, capsys):
     assert list(document["summaries"]["rollout"]) == ["assay", "trl", "generate"]
     assert document["notes"] == ["by assay", "by trl", "by generate"]
     printed = capsys.readouterr()
-    assert "trl ran with 4 rows a device" in printed.out
+    assert "trl ran with 4 rows per device" in printed.out
     titles = [line for line in printed.err.splitlines() if not line.startswith("assay: ")]
     assert titles[:4] == [
         "preparing tiny: the model, the floors of the device",

@@ -11,7 +11,7 @@ import torch
 
 from assay import grpo
 from assay.config.sections import LossConfig
-from assay.doctor.arrays import plain, tensor
+from assay.doctor.recompute.arrays import plain, tensor
 from assay.types import Totals
 
 P, G, K, S, B, T, V = 3, 4, 2, 3, 5, 6, 7
@@ -154,6 +154,6 @@ def test_zero_divided_by_zero_is_silent(recwarn):
 
 
 def test_it_needs_no_torch():
-    code = "import sys, assay.doctor.arrays, assay.doctor.recompute; print('torch' in sys.modules)"
+    code = "import sys, assay.doctor.recompute.arrays, assay.doctor.recompute; print('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"

@@ -1,5 +1,6 @@
 """What the doctor makes of the words of checks: crashes, missing data, several batches, causes and consequences."""
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -77,9 +78,24 @@ def test_of_several_findings_the_surest_and_then_the_gravest_counts_and_all_are_
 def test_of_equals_the_whole_run_counts_before_a_batch_and_a_late_batch_before_an_early_one():
     word = word_on({1: finding("early"), 2: finding("late")})
     assert (word.verdict.message, word.source) == ("late", "step 2")
-    assert word_on({1: finding("batch")}, curves=finding("run")).verdict.message == "run"
+    as_sure = finding("batch", confidence=POSSIBLE)
+    assert word_on({1: as_sure}, curves=finding("run", confidence=POSSIBLE)).verdict.message == "run"
     assert word_on({1: finding("batch")}, curves=finding("run", confidence=POSSIBLE)).verdict.message == "batch"
     assert word_on({1: healthy("fine")}, curves=finding("run", confidence=POSSIBLE)).verdict.message == "run"
+
+
+@pytest.mark.parametrize(
+    ("said", "of_text", "of_curves"),
+    [(PROVEN, LIKELY, POSSIBLE), (LIKELY, LIKELY, POSSIBLE), (POSSIBLE, POSSIBLE, POSSIBLE)],
+)
+def test_a_finding_on_a_text_is_at_most_likely_and_one_on_curves_at_most_possible(said, of_text, of_curves, tmp_path):
+    assert word_on({}, curves=finding("run", confidence=said)).confidence is of_curves
+    script = tmp_path / "script.py"
+    script.write_text("x = 1\n")
+    asked = replace(illness(), source=lambda _: [finding("text", confidence=said)])
+    (word,) = diagnose(Evidence(programs=(read_program(script),)), [asked]).words
+    assert word.confidence is of_text
+    assert word_on({1: finding("batch", confidence=said)}).confidence is said
 
 
 def chain(*links):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from assay.cli import app
 from assay.doctor.catalogue import HEADINGS, Illness, catalogue, illnesses_looking_at
-from assay.doctor.explain import BEGIN, FAMILIES, by_family, explained, listed, main, table, with_table
+from assay.doctor.explain import BEGIN, FAMILIES, by_family, list_illnesses, main, page_on, table, with_table
 from assay.verdict import Severity
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -65,7 +65,7 @@ def test_an_unknown_code_ends_with_2_and_the_nearest(code, told):
 
 
 def test_paragraphs_fill_the_width_and_code_keeps_its_lines():
-    assert explained(MADE_UP, width=80, colour=False).splitlines() == [
+    assert page_on(MADE_UP, width=80, colour=False).splitlines() == [
         "RAT98 made_up (fatal)",
         "it is wrong",
         "",
@@ -83,14 +83,14 @@ def test_paragraphs_fill_the_width_and_code_keeps_its_lines():
         "",
         "What may follow from it: ADV09",
     ]
-    assert "\x1b[1mEnd\x1b[0m" in explained(MADE_UP, width=80, colour=True)
+    assert "\x1b[1mEnd\x1b[0m" in page_on(MADE_UP, width=80, colour=True)
 
 
 @pytest.mark.parametrize("illness", by_family(), ids=lambda illness: illness.code)
 def test_every_line_of_code_stands_on_a_line_of_its_own(illness):
     code = [line for line in illness.explanation.splitlines() if line.startswith("    ")]
     assert code
-    assert [line for line in explained(illness, width=80, colour=False).splitlines() if line.startswith("    ")] == code
+    assert [line for line in page_on(illness, width=80, colour=False).splitlines() if line.startswith("    ")] == code
 
 
 def test_json_holds_the_explanation_as_it_is_written():
@@ -117,7 +117,7 @@ def test_the_table_of_reward_check_is_that_of_its_illnesses():
 
 
 def test_the_list_wraps_what_is_long():
-    text = listed([MADE_UP], width=60, colour=False)
+    text = list_illnesses([MADE_UP], width=60, colour=False)
     assert text.splitlines() == ["RAT  the ratio new / old", "  RAT98  fatal    made_up  it is wrong"]
 
 

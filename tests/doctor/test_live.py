@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from fake_records import fake_record
-from run_fixtures import rows, settings
+from fixtures.commands import rows, settings
+from fixtures.fake_records import fake_record
 
 from assay.config import Config, load, to_toml
 from assay.doctor import live
@@ -230,18 +230,17 @@ def test_damaged_curves_of_earlier_steps_are_left_out_and_the_doctor_goes_on(dir
     assert "metrics.jsonl" in sentence
 
 
-def test_a_run_that_the_strict_doctor_stops_is_saved_and_goes_on_with_warn(run_path, monkeypatch, run_root):
+def test_a_run_that_the_strict_doctor_stops_is_saved_and_goes_on_with_warn(run_path):
     from assay.train.run import run
     from assay.train.watch import DoctorStop
     from proof.plants.runs import plants
-    from proof.trial import planted
+    from proof.trial import apply_plant
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(run_root / "cache"))
     plant = plants()["ALGN01"]
     larger = settings(evaluate__prompts=0, rollout__prompts=8, rollout__group_size=8, task__options__max_digits=5)
     config = load(None, [*(one for one in larger if "=" in one), *plant.settings, "optimizer.minibatches=1"])
     said = []
-    with planted(plant.replaces):
+    with apply_plant(plant.replaces):
         with pytest.raises(run.RunFailed, match="the doctor stopped the run: ALGN01 shift"):
             run.start(config, run_path, LiveDoctor("strict", lines_to(said), run_path, stop=DoctorStop))
         assert rows(run_path / "events.jsonl")[-1]["kind"] == "failed"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import EOS_ID, prompt
+from fixtures.tiny import EOS_ID, prompt
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay.config.sections import RolloutConfig
@@ -11,7 +11,7 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.causal_packing import CausalPacking
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
-from assay.policy.probe import examined
+from assay.policy.probe import examine_policy
 from assay.train.step.pack import pack
 from assay.types import Sample, StopReason
 
@@ -45,7 +45,7 @@ def gpt2(cached=True):
             )
         )
     module = model if cached else WithoutCache(model)
-    return examined(CausalPolicy(module.eval(), TokenizerCodec(tokenizer()), (EOS_ID,), 1.0))
+    return examine_policy(CausalPolicy(module.eval(), TokenizerCodec(tokenizer()), (EOS_ID,), 1.0))
 
 
 def rollouts(policy, prompts=PROMPTS, *, group_size, greedy=False):

@@ -6,13 +6,13 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
-from engine.compared import sampled, spelling_policy
-from engine.families import PROMPTS, Recording, family_policy, rolled
-from tiny import prompt
+from fixtures.compared import sampled, spelling_policy
+from fixtures.families import PROMPTS, Recording, family_policy, rolled
+from fixtures.tiny import prompt
 
 from assay.config.sections import RolloutConfig
+from assay.engine.decoded import DecodedRollouts
 from assay.engine.engine import BrokenPolicy, NoRoom
-from assay.engine.rows import Rows
 from assay.llama.decoder import Sampled
 from assay.types import StopReason
 
@@ -153,8 +153,8 @@ class Scripted:
     def slots_that_fit(self, prompts_per_slot, prompt_width, max_tokens):
         return self.slots
 
-    def open(self, *, slots, **settings):
-        self.rollouts, self.done = [0] * slots, [0] * slots
+    def open(self, decoding):
+        self.rollouts, self.done = [0] * decoding.slots, [0] * decoding.slots
 
     def prefill(self, prompts):
         self.prefilled.append([slot for slot, _ in prompts])
@@ -294,7 +294,7 @@ def looked_at(rows, rollouts, tokens, logprobs=None):
 
 def test_what_is_behind_an_end_is_thrown_away_and_may_be_anything():
     policy = spelling_policy(b"")  # 256 ends
-    rows = Rows(policy, RolloutConfig(max_tokens=5), 4)
+    rows = DecodedRollouts(policy, RolloutConfig(max_tokens=5), 4)
     nan = float("nan")
     ended = looked_at(
         rows,
@@ -321,7 +321,7 @@ def test_what_is_behind_an_end_is_thrown_away_and_may_be_anything():
 
 
 def test_a_stop_string_in_the_middle_of_a_look_wins_over_an_end_behind_it():
-    rows = Rows(spelling_policy(b""), RolloutConfig(max_tokens=6, stop=("BC",)), 2)
+    rows = DecodedRollouts(spelling_policy(b""), RolloutConfig(max_tokens=6, stop=("BC",)), 2)
     assert looked_at(rows, [0, 1], [[65, 66], [66, 65]]) == [False, False]
     assert looked_at(rows, [0, 1], [[67, 256], [256, 67]]) == [True, True]
     first, second = (rows.rollout(number, PROMPTS[0], 0) for number in range(2))
@@ -330,13 +330,13 @@ def test_a_stop_string_in_the_middle_of_a_look_wins_over_an_end_behind_it():
 
 
 def test_what_a_look_brings_behind_a_stop_string_never_happened():
-    rows = Rows(spelling_policy(b""), RolloutConfig(max_tokens=6, stop=("BC",)), 1)
+    rows = DecodedRollouts(spelling_policy(b""), RolloutConfig(max_tokens=6, stop=("BC",)), 1)
     assert looked_at(rows, [0], [[65, 66, 67, 66, 67]]) == [True]
     assert rows.rollout(0, PROMPTS[0], 0).tokens == (65, 66, 67)
 
 
 def test_a_support_ends_with_its_rollout_and_names_a_token_once():
-    rows = Rows(spelling_policy(b""), RolloutConfig(max_tokens=3, top_k=3), 2)
+    rows = DecodedRollouts(spelling_policy(b""), RolloutConfig(max_tokens=3, top_k=3), 2)
     support_NCK = torch.tensor([[[65, 66, 65], [67, 68, 69]], [[256, 65, 256], [70, 71, 72]]])
     rows.take(np.array([0, 1]), Sampled(torch.tensor([[66, 67], [256, 70]]), torch.zeros(2, 2), support_NCK))
     rows.take(np.array([0]), Sampled(torch.tensor([[73, 74]]), torch.zeros(1, 2), torch.tensor([[[73, 75, 76]] * 2])))
@@ -346,7 +346,7 @@ def test_a_support_ends_with_its_rollout_and_names_a_token_once():
 
 
 def test_an_end_token_ends_as_itself_though_its_name_is_a_stop_string():
-    rows = Rows(spelling_policy(b""), RolloutConfig(max_tokens=6, stop=("<eos>", "B")), 2)
+    rows = DecodedRollouts(spelling_policy(b""), RolloutConfig(max_tokens=6, stop=("<eos>", "B")), 2)
     assert looked_at(rows, [0, 1], [[65, 256], [65, 66]]) == [True, True]
     first, second = (rows.rollout(number, PROMPTS[0], 0) for number in range(2))
     assert (first.tokens, first.stop, first.text) == ((65, 256), StopReason.EOS, "A")
@@ -354,7 +354,7 @@ def test_an_end_token_ends_as_itself_though_its_name_is_a_stop_string():
 
 
 def test_a_look_at_a_thousand_slots_costs_little():
-    rows = Rows(spelling_policy(b""), RolloutConfig(max_tokens=1024), 1000)
+    rows = DecodedRollouts(spelling_policy(b""), RolloutConfig(max_tokens=1024), 1000)
     given = Sampled(torch.randint(0, 256, (1000, 16)), torch.zeros(1000, 16), None)
     took = []
     for _ in range(20):

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import EOS_ID, prompt, tiny_policy
+from fixtures.tiny import EOS_ID, prompt, tiny_policy
 
 from assay.config.sections import RolloutConfig
 from assay.engine.engine import BrokenPolicy

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from engine.compared import BYTE_EOS, packed, sampled, spelling_policy
-from tiny import prompt, tiny_policy
+from fixtures.compared import BYTE_EOS, packed, sampled, spelling_policy
+from fixtures.tiny import prompt, tiny_policy
 
-from assay.engine.stop import stop_at
+from assay.engine.decoded import stop_at
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.types import StopReason

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.compared import Fixed, packed, sampled, trainers_and_samplers
-from tiny import EOS_ID, prompt, tiny_policy
+from fixtures.compared import Fixed, packed, sampled, trainers_and_samplers
+from fixtures.tiny import EOS_ID, prompt, tiny_policy
 
 from assay.config import LossConfig, OptimizerConfig
 from assay.config.sections import RolloutConfig

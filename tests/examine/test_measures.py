@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from assay.examine.guard import Guard
-from assay.examine.inputs import PassInputs
+from assay.examine.inputs import PassInputs, active_dropout
 from assay.examine.loss_probes import token_gradients
-from assay.examine.part import Part, join, sampled_fields, stack
+from assay.examine.part import Part, join, join_inputs, sampled_fields, stack
 from assay.examine.weights import OF_EACH, Weights
 
 
@@ -96,6 +96,36 @@ def test_a_pass_in_pieces_of_one_width_is_joined_and_another_width_begins_again(
     assert inputs.joined()["input_ids"].tolist() == [[4, 5], [6, 7]]
 
 
+def causal_mask(padding: list[list[int]]) -> torch.Tensor:
+    real = torch.tensor(padding).bool()
+    return real[:, None, None, :] & torch.ones(real.shape[1], real.shape[1], dtype=torch.bool).tril()
+
+
+def test_a_4d_mask_is_kept_as_the_padding_mask_that_it_stands_for():
+    class Model(nn.Module):
+        def forward(self, input_ids, attention_mask):
+            return input_ids
+
+    padding = [[0, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]
+    whole = causal_mask(padding)
+    added = torch.zeros(whole.shape).masked_fill(~whole, torch.finfo(torch.float32).min)
+    shared = whole.clone()
+    shared[2, 0, 3, 2] = False  # the last token does not see the one before it: no padding mask says so
+    ids = torch.ones(3, 4, dtype=torch.int64)
+    model = Model()
+    with PassInputs(model).watching() as inputs:
+        model(ids, attention_mask=whole)
+        model(ids, attention_mask=added)
+        assert inputs.left_out == ""
+        model(ids, attention_mask=shared)
+    assert [given["attention_mask"].int().tolist() for given in inputs.passes[:2]] == [padding, padding]
+    assert "attention_mask" not in inputs.passes[2]
+    assert "hides more than padding" in inputs.left_out
+    with PassInputs(model, whole_masks=True).watching() as inputs:
+        model(ids, attention_mask=shared)
+    assert inputs.passes[0]["attention_mask"].dim() == 4
+
+
 def test_faults_are_handed_over_and_signals_are_not():
     faults = []
     guard = Guard(faults.append)
@@ -108,3 +138,21 @@ def test_faults_are_handed_over_and_signals_are_not():
     with pytest.raises(KeyboardInterrupt):
         guard.attempt(stop, None)
     assert guard.seconds > 0
+
+
+def test_inputs_are_joined_where_all_passes_had_the_same_columns():
+    parts = [Part((1,), {}), Part((0,), {})]
+    given = [
+        {"input_ids": np.array([[1, 2]]), "attention_mask": None},
+        {"input_ids": torch.tensor([[3, 4]]), "attention_mask": np.ones((1, 2))},
+    ]
+    joined = join_inputs(parts, given, [0, 1])
+    assert {name: array.tolist() for name, array in joined.items()} == {"input_ids": [[3, 4], [1, 2]]}
+    assert join_inputs(parts, [given[0], {"input_ids": torch.tensor([[3, 4, 5]])}], [0, 1]) == {}
+    assert join_inputs(parts, given[:1], [0, 1]) == {}
+
+
+def test_a_recurrent_layer_drops_between_its_layers_only():
+    deep, flat = nn.GRU(2, 2, num_layers=2, dropout=0.1), nn.GRU(2, 2)
+    assert (active_dropout(deep), active_dropout(flat)) == (1, 0)
+    assert active_dropout(deep.eval()) == 0

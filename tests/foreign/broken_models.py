@@ -4,8 +4,8 @@ import json
 import shutil
 
 import torch
-from engine.compared import byte_tokenizer
-from family_models import model_of
+from fixtures.compared import byte_tokenizer
+from fixtures.family_models import model_of
 from transformers import GenerationConfig
 
 from assay.config import ConfigError, load

@@ -5,7 +5,7 @@ import signal
 
 import jinja2.sandbox
 import pytest
-from engine.compared import byte_tokenizer
+from fixtures.compared import byte_tokenizer
 from transformers.utils import chat_template_utils
 
 from assay.foreign.template import TemplateFault, TemplateLimit, TemplateWorker, render_chat

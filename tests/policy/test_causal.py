@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import tiny_policy, uneven_samples
+from fixtures.tiny import tiny_policy, uneven_samples
 
 from assay.policy.causal_packing import CausalPacking
 from assay.policy.codec import PromptRefused

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.compared import sampled
-from tiny import EOS_ID, prompt, tiny_policy, uneven_samples
+from fixtures.compared import sampled
+from fixtures.tiny import EOS_ID, prompt, tiny_policy, uneven_samples
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from assay.config import LossConfig, OptimizerConfig, load
 from assay.policy.causal import CausalPolicy
 from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.load import with_adapter
-from assay.policy.probe import examined
+from assay.policy.probe import examine_policy
 from assay.train.step.learner import Learner
 from assay.train.step.pack import pack
 
@@ -52,7 +52,7 @@ def policy_of(name, recompute):
     model = MODELS[name]()
     if recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return examined(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0, recompute=recompute))
+    return examine_policy(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0, recompute=recompute))
 
 
 def portable(policy):

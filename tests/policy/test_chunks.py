@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.compared import packed, sampled
-from tiny import portable_policy, prompt, tiny_policy, uneven_samples
+from fixtures.compared import packed, sampled
+from fixtures.tiny import portable_policy, prompt, tiny_policy, uneven_samples
 
 from assay.policy import causal
 from assay.policy.causal import Abilities

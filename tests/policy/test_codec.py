@@ -1,15 +1,15 @@
 """Text to tokens: one begin token, no end token, the model's own chat template, and refusals in a sentence."""
 
 import pytest
-from engine.compared import byte_tokenizer
-from tiny import tiny_policy
+from fixtures.compared import byte_tokenizer
+from fixtures.tiny import tiny_policy
 from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from assay.policy.causal import CausalPolicy
 from assay.policy.codec import PromptRefused, TokenizerCodec, end_tokens
 from assay.policy.embedded import tokenizer
-from assay.policy.probe import examined, vocabulary_of
+from assay.policy.probe import examine_policy, vocabulary_of
 from assay.types import Problem
 
 BOS = 257
@@ -140,7 +140,7 @@ def test_an_end_token_beyond_the_vocabulary_is_refused(end):
     policy = tiny_policy()
     policy = CausalPolicy(policy.model, policy.codec, (1, end), 1.0)
     with pytest.raises(ValueError, match=f"eos_id = {end} can never be sampled: the model knows tokens 0 to 12"):
-        examined(policy)
+        examine_policy(policy)
     assert vocabulary_of(tiny_policy()) == 13
 
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.compared import sampled
-from engine.families import PROMPTS, family_policy
-from tiny import tiny_policy, uneven_samples
+from fixtures.compared import sampled
+from fixtures.families import PROMPTS, family_policy
+from fixtures.tiny import tiny_policy, uneven_samples
 
-from assay.engine import portable, scheduler, shared_weights
+from assay.engine import scheduler, shared_weights
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.llama import forward, head
-from assay.llama.family import NotOfTheFamily, joined_family
+from assay.llama.family import NotOfTheFamily, join_family
 from assay.machine.device import as_current, missing_kernels
 from assay.policy.causal import CausalPolicy
 from assay.policy.causal_packing import CausalPacking, Sharing
@@ -77,9 +77,9 @@ def test_rollouts_are_decoded_on_the_device_of_the_model(monkeypatch, current, o
     policy, family = family_policy()
     if of_the_family:
         policy = replace(policy, family=family)
-    decoding = watched(monkeypatch, scheduler if of_the_family else portable, "decode", current)
+    decoding = watched(monkeypatch, *((scheduler, "decode") if of_the_family else (shared_weights, "draw")), current)
     sampled(policy, PROMPTS, group_size=2, max_tokens=2)
-    assert decoding == [[policy.device]]
+    assert decoding == [[policy.device]] * (1 if of_the_family else 2)  # the portable path draws twice
     assert current == []
 
 
@@ -104,15 +104,15 @@ def test_on_a_gpu_without_triton_a_model_takes_the_portable_path_and_the_reason_
 
 def test_weights_on_several_devices_are_not_read_as_one_model():
     model = tiny_policy().model
-    joined_family(model)
+    join_family(model)
     model.model.norm.to("meta")
     with pytest.raises(NotOfTheFamily, match="several devices: cpu, meta"):
-        joined_family(model)
+        join_family(model)
 
 
 def test_a_device_without_a_decoder_takes_the_portable_path_and_says_so():
     policy, _ = family_policy()
     model, said = policy.model.to("meta"), []
-    policy = replace(policy, model=model, family=joined_family(model), say=said.append)
+    policy = replace(policy, model=model, family=join_family(model), say=said.append)
     assert SharedWeightsEngine(policy)._decoder(5) is None
     assert said == ["tokens are sampled by the portable path, slowly, because no decoder is made for meta"]

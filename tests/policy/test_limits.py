@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 import transformers
+from fixtures.tiny import EOS_ID, prompt, sample, tiny_policy
 from policy.test_lora import adapted, learner_of, logprobs, updates
-from tiny import EOS_ID, prompt, sample, tiny_policy
 from torch import nn
 
 from assay.config import ConfigError, load
@@ -16,7 +16,7 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.codec import PromptRefused, TokenizerCodec
 from assay.policy.embedded import tokenizer
 from assay.policy.load import load_policy
-from assay.policy.probe import examined
+from assay.policy.probe import examine_policy
 from assay.sampling import support
 from assay.train.evaluate.export import export_weights
 from assay.train.step.failed_rewards import FailedRewards
@@ -26,7 +26,7 @@ from assay.types import Problem, Score
 
 
 def policy_of(model):
-    return examined(CausalPolicy(model.eval(), TokenizerCodec(tokenizer()), (EOS_ID,), 1.0))
+    return examine_policy(CausalPolicy(model.eval(), TokenizerCodec(tokenizer()), (EOS_ID,), 1.0))
 
 
 def gpt_neo(window):
@@ -42,11 +42,11 @@ def test_a_window_that_a_short_look_cannot_see_is_seen_at_the_length_of_the_run(
     long, short = prompt(0, tuple(2 + place % 11 for place in range(30))), prompt(1, (2, 3, 4))
     policy = policy_of(gpt_neo(window=16))
     assert policy.abilities.sharing  # of eight tokens, all lie in the window
-    assert policy.confirmed(short, 4).abilities.sharing
-    assert not policy.confirmed(long, 20).abilities.sharing
+    assert policy.check_shortcuts(short, 4).abilities.sharing
+    assert not policy.check_shortcuts(long, 20).abilities.sharing
     wide = policy_of(gpt_neo(window=100))
-    assert wide.confirmed(long, 20).abilities.sharing
-    assert tiny_policy().confirmed(prompt(0, (2,) * 8), 8).abilities.sharing
+    assert wide.check_shortcuts(long, 20).abilities.sharing
+    assert tiny_policy().check_shortcuts(prompt(0, (2,) * 8), 8).abilities.sharing
 
 
 def test_long_rope_is_a_language_model_up_to_its_original_context():

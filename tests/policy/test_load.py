@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from tiny import tiny_policy
+from fixtures.tiny import tiny_policy
 from transformers import BertConfig, BertLMHeadModel
 
 from assay.config import ConfigError, load
@@ -45,7 +45,7 @@ def test_directories_with_something_missing_or_damaged_are_refused_in_a_sentence
             (tmp_path / "copy" / name).unlink()
         return tmp_path / "copy"
 
-    assert "is no directory on this machine" in refused("Qwen/Qwen2.5-0.5B")
+    assert "is not a directory on this machine" in refused("Qwen/Qwen2.5-0.5B")
     assert "cannot be loaded" in refused(without("model.safetensors"))
     shutil.rmtree(tmp_path / "copy")
     assert "tokenizer.json is missing" in refused(without("tokenizer.json"))

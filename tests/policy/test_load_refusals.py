@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from engine.compared import sampled
+from fixtures.compared import sampled
+from fixtures.tiny import prompt, tiny_policy
 from safetensors.torch import load_file
-from tiny import prompt, tiny_policy
 from transformers import GenerationConfig
 
 from assay.config import ConfigError, load
@@ -111,7 +111,9 @@ def test_a_hub_name_without_a_network_is_refused_in_a_sentence(tmp_path, monkeyp
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     message = refused("someone/some-model")
-    assert "model.path = 'someone/some-model' is no directory on this machine, and the hub could not give it" in message
+    assert (
+        "model.path = 'someone/some-model' is not a directory on this machine, and the hub could not give it" in message
+    )
 
 
 def test_a_damaged_config_is_refused_in_a_sentence(directory):

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.compared import packed, sampled, trainers_and_samplers
-from tiny import EOS_ID, prompt, tiny_policy, uneven_samples
+from fixtures.compared import packed, sampled, trainers_and_samplers
+from fixtures.tiny import EOS_ID, prompt, tiny_policy, uneven_samples
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay.config import ConfigError, LossConfig, OptimizerConfig, load
 from assay.policy.causal import CausalPolicy
 from assay.policy.causal_packing import CausalPacking
 from assay.policy.load import with_adapter
-from assay.policy.probe import examined
+from assay.policy.probe import examine_policy
 from assay.record import RunError
 from assay.train.run.saved_weights import put_weights
 from assay.train.run.saver import trained_state
@@ -116,7 +116,7 @@ def tied():
     shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 13}
     model = GPT2LMHeadModel(GPT2Config(**shape, eos_token_id=EOS_ID, bos_token_id=None, pad_token_id=None))
     assert model.lm_head.weight is model.transformer.wte.weight
-    return examined(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0))
+    return examine_policy(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0))
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")

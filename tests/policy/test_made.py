@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from assay.policy.made import CHECKSUMS, made_once
+from assay.policy.made import CHECKSUMS, make_once
 
 
 @pytest.fixture(autouse=True)
@@ -26,21 +26,21 @@ def maker(calls, content=b"weights"):
 
 def test_a_directory_is_made_once_and_holds_what_was_made(cache):
     calls = []
-    first = made_once("thing", maker(calls))
+    first = make_once("thing", maker(calls))
     assert first == cache / "thing"
     assert (first / "model").read_bytes() == b"weights"
-    assert made_once("thing", maker(calls, b"other")) == first
+    assert make_once("thing", maker(calls, b"other")) == first
     assert (first / "model").read_bytes() == b"weights"
     assert len(calls) == 1
     assert [path.name for path in cache.iterdir()] == ["thing"]
-    assert made_once("another", maker(calls)) != first
+    assert make_once("another", maker(calls)) != first
 
 
 def test_a_hidden_file_of_a_desktop_is_not_damage(cache):
     calls = []
-    directory = made_once("thing", maker(calls))
+    directory = make_once("thing", maker(calls))
     (directory / ".DS_Store").write_bytes(b"x")
-    assert made_once("thing", maker(calls)) == directory
+    assert make_once("thing", maker(calls)) == directory
     assert len(calls) == 1
 
 
@@ -65,9 +65,9 @@ def flip(directory):
 )
 def test_a_damaged_directory_is_made_anew(cache, damage):
     calls = []
-    directory = made_once("thing", maker(calls))
+    directory = make_once("thing", maker(calls))
     damage(directory)
-    assert made_once("thing", maker(calls)) == directory
+    assert make_once("thing", maker(calls)) == directory
     assert len(calls) == 2
     assert (directory / "model").read_bytes() == b"weights"
     assert sorted(path.name for path in directory.iterdir()) == [CHECKSUMS, "config", "model"]
@@ -81,9 +81,9 @@ def test_a_failure_leaves_nothing_behind_and_the_next_try_succeeds(cache, error)
         raise error
 
     with pytest.raises(type(error)):
-        made_once("thing", fail)
+        make_once("thing", fail)
     assert list(cache.iterdir()) == []
-    assert (made_once("thing", maker([])) / "model").read_bytes() == b"weights"
+    assert (make_once("thing", maker([])) / "model").read_bytes() == b"weights"
 
 
 def test_of_two_processes_that_make_it_at_once_both_get_a_whole_one(cache, tmp_path):
@@ -91,7 +91,7 @@ def test_of_two_processes_that_make_it_at_once_both_get_a_whole_one(cache, tmp_p
         """
         import sys, time
         from pathlib import Path
-        from assay.policy.made import made_once
+        from assay.policy.made import make_once
 
         mine, other = (Path(name) for name in sys.argv[1:])
 
@@ -102,7 +102,7 @@ def test_of_two_processes_that_make_it_at_once_both_get_a_whole_one(cache, tmp_p
             while not other.exists() and time.monotonic() < until:  # neither is done before both have begun
                 time.sleep(0.01)
 
-        directory = made_once("thing", make)
+        directory = make_once("thing", make)
         assert (directory / "model").read_bytes() == b"weights"
         print(directory)
         """

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import tiny_policy, uneven_samples
+from fixtures.tiny import tiny_policy, uneven_samples
 from torch import nn
 
 from assay.config import load
 from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.load import with_adapter
-from assay.policy.plain import plain_logprobs, plain_logprobs_of_rows, policy_plain_logprobs
+from assay.policy.plain import plain_logprobs, plain_logprobs_of_rows
 from assay.train.step.pack import pack
 
 CPU = torch.device("cpu")
@@ -127,7 +127,7 @@ def test_the_reference_of_a_policy_with_adapters_is_asked_without_them():
                 weight.add_(0.5)
     asked = {}
     for name, one in (("policy", policy), ("reference", replace(policy, without_adapter=True)), ("bare", bare)):
-        asked[name] = policy_plain_logprobs(one, [2, 3], [4, 5]).scaled_T
+        asked[name] = one.plain_logprobs([2, 3], [4, 5]).scaled_T
     assert torch.equal(asked["reference"], asked["bare"])
     assert (asked["policy"] - asked["bare"]).abs().max() > 0.01
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from engine.compared import sampled, trainers_and_samplers
-from small_models import EOS, recurrent, share_of_good
-from small_models import PROMPTS as TRAINER_PROMPTS
-from tiny import EOS_ID, prompt, tiny_policy
+from fixtures.compared import sampled, trainers_and_samplers
+from fixtures.small_models import EOS, recurrent, share_of_good
+from fixtures.small_models import PROMPTS as TRAINER_PROMPTS
+from fixtures.tiny import EOS_ID, prompt, tiny_policy
 
 from assay import GRPOTrainer
-from assay.engine.portable import CachedDecoder, PlainDecoder
 from assay.policy import probe
 from assay.policy.causal import Abilities, CausalPolicy
 from assay.policy.codec import TokenizerCodec
+from assay.policy.continuation import CachedRows, RecomputedRows
 from assay.policy.embedded import tokenizer
-from assay.policy.probe import LEFT, PROMPT, RIGHT, _spread, examined, with_family
+from assay.policy.probe import LEFT, PROMPT, RIGHT, _spread, examine_policy, with_family
 
 PROMPTS = [prompt(0, (2, 3, 4)), prompt(1, (5, 5)), prompt(2, (6, EOS_ID, 7, 8, 9, 10)), prompt(3, (11, 12))]
 COMMON = {
@@ -110,7 +110,7 @@ def policy_of(name, temperature=0.8):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = MODELS[name]()
-    return examined(CausalPolicy(model.eval(), TokenizerCodec(tokenizer()), (EOS_ID,), temperature))
+    return examine_policy(CausalPolicy(model.eval(), TokenizerCodec(tokenizer()), (EOS_ID,), temperature))
 
 
 @pytest.mark.parametrize("name", SEEN)
@@ -183,7 +183,7 @@ def test_a_cache_that_loses_the_padding_would_be_seen():
         return inner(*given, **rest)
 
     policy.model.transformer.forward = forgetful
-    seen = examined(replace(policy, abilities=Abilities()))
+    seen = examine_policy(replace(policy, abilities=Abilities()))
     assert (seen.abilities.cache, seen.abilities.sharing) == (False, False)
     groups = sampled(seen, PROMPTS, group_size=4, max_tokens=6)
     trainer, sampler = trainers_and_samplers(seen, PROMPTS, groups)
@@ -193,7 +193,7 @@ def test_a_cache_that_loses_the_padding_would_be_seen():
 def test_both_decoders_give_the_same_logits_token_by_token():
     policy = tiny_policy()
     with torch.no_grad():
-        cached, plain = (kind(policy, PROMPTS, 2) for kind in (CachedDecoder, PlainDecoder))
+        cached, plain = (kind(policy, PROMPTS, 2) for kind in (CachedRows, RecomputedRows))
         for token in (3, 9, 4):
             torch.testing.assert_close(cached.logits(), plain.logits(), rtol=0, atol=2e-5)
             tokens_N = torch.full((8,), token) + torch.arange(8) % 3

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.compared import packed, sampled
+from fixtures.cases import thorough
+from fixtures.compared import packed, sampled
 
 from assay.config import LossConfig, OptimizerConfig, load
 from assay.policy.causal_packing import CausalPacking, Sharing
@@ -62,7 +63,7 @@ def test_padding_and_end_are_one_and_the_same_token(policy):
     assert policy.codec.decode(prompt.tokens).endswith("11 + 4 =<|im_end|>\n<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [0.7, *thorough(1.0)])
 def test_the_samplers_logprobs_are_the_trainers(policy, temperature):
     policy = replace(policy, temperature=temperature)
     prompts = questions(policy, 32, chat=False)
@@ -131,7 +132,7 @@ def test_in_bfloat16_it_is_of_the_family_and_engine_and_trainer_are_both_as_near
     model, said = copy.deepcopy(policy.model).bfloat16(), []
     rounded = with_family(replace(policy, model=model, family=None), said.append)
     prompts = questions(policy, 4, chat=False)
-    rounded = rounded.confirmed(prompts[0], 16)
+    rounded = rounded.check_shortcuts(prompts[0], 16)
     assert said == []
     assert rounded.family is not None
     exact = with_family(replace(policy, model=copy.deepcopy(model).float(), family=None))
@@ -151,7 +152,10 @@ def test_in_bfloat16_it_is_of_the_family_and_engine_and_trainer_are_both_as_near
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
-    [("frequencies_H", lambda given: given * 2), ("attention_scale", lambda given: given * 1.2)],
+    [
+        ("attention_scale", lambda given: given * 1.2),
+        *thorough(("frequencies_H", lambda given: given * 2)),
+    ],
 )
 def test_a_wrong_reading_is_seen_in_bfloat16_too(policy, name, wrong):
     model = copy.deepcopy(policy.model).bfloat16()
@@ -159,6 +163,6 @@ def test_a_wrong_reading_is_seen_in_bfloat16_too(policy, name, wrong):
     misread = replace(rounded.family, **{name: wrong(getattr(rounded.family, name))})
     said = []
     prompt = questions(policy, 1, chat=False)[0]
-    checked = replace(rounded, family=misread, say=said.append).confirmed(prompt, 32)
+    checked = replace(rounded, family=misread, say=said.append).check_shortcuts(prompt, 32)
     assert checked.family is None
     assert len(said) == 1

@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from fake_records import fake_group, fake_record, fake_update
+from fixtures.fake_records import fake_group, fake_record, fake_update
 
 from assay.record.metrics import METRICS, metrics_row, timings_row
 from assay.types import NO_SIGNAL, Score, Update

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from child_process import run_child
-from fake_records import contents, fake_group, fake_record, new_run
+from fixtures.child_process import run_child
+from fixtures.fake_records import contents, fake_group, fake_record, new_run
 
 from assay.record import (
     COLUMNS,

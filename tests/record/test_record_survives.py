@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from child_process import run_child
-from fake_records import contents, fake_record, new_run
+from fixtures.child_process import run_child
+from fixtures.fake_records import contents, fake_record, new_run
 
 from assay.record import RunDirectory, read_events, read_metrics, read_rollouts, read_timings
 from assay.record.verify import verify
@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from assay.record import RunDirectory
 from assay.record.rollouts import rollout_rows, to_parquet
-from child_process import kill_at_every_boundary
-from fake_records import fake_record
+from fixtures.child_process import kill_at_every_boundary
+from fixtures.fake_records import fake_record
 
 base, root, work = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 record = fake_record(3)
@@ -91,7 +91,7 @@ KILL_AT_RANDOM_MOMENTS = """
 import os, random, signal, sys, time
 from pathlib import Path
 from assay.record import RunDirectory, read_metrics
-from fake_records import fake_record
+from fixtures.fake_records import fake_record
 
 run, pause = RunDirectory.open(Path(sys.argv[1])), random.Random(1)
 for kill in range(6):
@@ -127,7 +127,7 @@ APPEND_ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from assay.record import RunDirectory, RunError
-from fake_records import fake_record
+from fixtures.fake_records import fake_record
 
 run, limit = RunDirectory.open(Path(sys.argv[1])), int(sys.argv[2])
 record = fake_record(3)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_records import fake_group, fake_record
+from fixtures.fake_records import fake_group, fake_record
 
 from assay.record.batch import BatchError
 from assay.record.metrics import metrics_row

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_records import fake_group, fake_record, new_run
+from fixtures.fake_records import fake_group, fake_record, new_run
 
 from assay.record import RunError, read_evaluations, read_events, read_metrics, read_rollouts
 from assay.types import Score

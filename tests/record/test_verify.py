@@ -6,7 +6,7 @@ import random
 import shutil
 
 import pytest
-from fake_records import fake_record, new_run
+from fixtures.fake_records import fake_record, new_run
 
 from assay.record import RunDirectory, RunError, checksums
 from assay.record.evaluations import HeldoutAnswers, write_answers

@@ -8,7 +8,7 @@ import sys
 import numpy
 import pytest
 
-from assay.rewards.call import checked, read_signature
+from assay.rewards.call import check_value, read_signature
 from assay.rewards.failures import WrongUse, reason_of
 from assay.rewards.modules import load_functions
 
@@ -116,9 +116,9 @@ def test_async_functions_are_awaited():
 
 @pytest.mark.parametrize("number", [2, 2.0, numpy.float32(2), numpy.int64(2), numpy.array(2.0)])
 def test_any_kind_of_number_is_a_score(number):
-    assert checked(number, ["a"]) == {"components": {"": 2.0}}
-    assert checked({"x": number}, ["a"]) == {"components": {"x": 2.0}}
-    assert checked([number], ["a"]) == {"components": {"": 2.0}, "steps": [2.0]}
+    assert check_value(number, ["a"]) == {"components": {"": 2.0}}
+    assert check_value({"x": number}, ["a"]) == {"components": {"x": 2.0}}
+    assert check_value([number], ["a"]) == {"components": {"": 2.0}, "steps": [2.0]}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_any_kind_of_number_is_a_score(number):
     ],
 )
 def test_anything_else_is_a_failure_with_its_reason(value, reason):
-    assert checked(value, ["a", "b"]) == {"error": reason}
+    assert check_value(value, ["a", "b"]) == {"error": reason}
 
 
 def test_a_list_is_one_reward_a_step_of_the_completion():
@@ -155,7 +155,7 @@ def test_a_list_is_one_reward_a_step_of_the_completion():
 
 
 def test_two_names_that_read_alike_are_refused():
-    assert checked({1: 3.0, "1": 4.0}, ["a"]) == {"error": "returned two numbers that are both named '1'"}
+    assert check_value({1: 3.0, "1": 4.0}, ["a"]) == {"error": "returned two numbers that are both named '1'"}
 
 
 @pytest.mark.parametrize("position", [0, 470, 490, 3000])
@@ -165,8 +165,8 @@ def test_no_part_of_a_secret_is_left_by_the_cut(monkeypatch, position):
     for reason in (reason_of(ValueError("x" * position + key)), reason_of(WrongUse("x" * position + key))):
         assert len(reason) <= 500
         assert "sk-0" not in reason
-    assert "sk-" not in checked("x" * 36 + key, ["a"])["error"]
-    assert "sk-" not in checked(b"x" * 36 + key.encode(), ["a"])["error"]
+    assert "sk-" not in check_value("x" * 36 + key, ["a"])["error"]
+    assert "sk-" not in check_value(b"x" * 36 + key.encode(), ["a"])["error"]
 
 
 def test_a_file_that_was_changed_within_a_second_is_read_anew(tmp_path, monkeypatch):

@@ -73,8 +73,8 @@ def test_they_end_when_the_trainer_is_killed(tmp_path):
     )
     spec = f"{tmp_path / 'reward.py'}:score"
     code = (
-        "from assay.rewards.pool import Function, Pool\n"
-        f"Pool([Function('score', {spec!r})], workers=1, timeout=60, separator='x')\n"
+        "from assay.rewards.pool import Pool, RewardSpec\n"
+        f"Pool([RewardSpec('score', {spec!r})], workers=1, timeout=60, separator='x')\n"
     )
     trainer = subprocess.Popen([sys.executable, "-c", code])
     try:
@@ -126,8 +126,8 @@ def test_a_trainer_that_ignores_the_end_of_children_waits_for_no_worker_for_ever
     spec = f"{tmp_path / 'reward.py'}:score"
     code = (
         "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"  # as a daemon may have left it
-        "from assay.config import ConfigError\nfrom assay.rewards.pool import Function, Pool\n"
-        f"try: Pool([Function('score', {spec!r})], workers=1, timeout=60, separator='x')\n"
+        "from assay.config import ConfigError\nfrom assay.rewards.pool import Pool, RewardSpec\n"
+        f"try: Pool([RewardSpec('score', {spec!r})], workers=1, timeout=60, separator='x')\n"
         "except ConfigError as error: print(error)\n"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -7,7 +7,7 @@ from rewards.asking import asked, score_all
 
 pytest.importorskip("math_verify")
 
-from assay.rewards.math_answer import equal, extracted
+from assay.rewards.math_answer import equal, extract_answer
 
 RIGHT = [
     ("<answer>12</answer>", "12"),
@@ -108,10 +108,10 @@ def test_a_reference_that_is_no_formula_is_an_error_that_names_it(answer):
 
 
 def test_the_answer_that_comes_last_counts():
-    assert extracted("<answer>1</answer> or <answer>2</answer>") == "2"
-    assert extracted(r"\boxed{\frac{1}{\sqrt{2}}}") == r"\frac{1}{\sqrt{2}}"
-    assert extracted("First $x=1$, then 7 more.") == "7"
-    assert extracted("nothing here") == ""
+    assert extract_answer("<answer>1</answer> or <answer>2</answer>") == "2"
+    assert extract_answer(r"\boxed{\frac{1}{\sqrt{2}}}") == r"\frac{1}{\sqrt{2}}"
+    assert extract_answer("First $x=1$, then 7 more.") == "7"
+    assert extract_answer("nothing here") == ""
 
 
 def test_in_a_worker_a_bomb_is_worth_nothing_and_a_reference_that_is_no_formula_is_a_failure(rewards):

@@ -8,7 +8,7 @@ import time
 import pytest
 from rewards.asking import asked, body, score_all
 
-from assay.rewards.pool import Function, Pool
+from assay.rewards.pool import Pool, RewardSpec
 from assay.types import Rollout, StopReason
 
 HANGS = body("if completion.endswith('!'): time.sleep(600)\n    return float(completion)", "completion")
@@ -140,7 +140,7 @@ def test_a_signal_is_heard_while_a_reward_hangs_and_the_pool_is_usable_afterward
         if stopping:
             raise Stopped
 
-    functions = [Function("score", f"{file}:score")]
+    functions = [RewardSpec("score", f"{file}:score")]
     pool = Pool(functions, workers=2, timeout=60.0, separator="\n", check_interrupt=check)
     with contextlib.closing(pool):
         stopping = True
@@ -165,7 +165,7 @@ def test_a_signal_is_heard_while_a_reward_file_is_loaded(tmp_path):
 
     began = time.monotonic()
     with pytest.raises(Stopped):
-        Pool([Function("score", f"{file}:score")], workers=1, timeout=60.0, separator="\n", check_interrupt=check)
+        Pool([RewardSpec("score", f"{file}:score")], workers=1, timeout=60.0, separator="\n", check_interrupt=check)
     assert time.monotonic() - began < 10.0
     with pytest.raises(ProcessLookupError):
         os.kill(int(seen.read_text()), 0)

@@ -131,8 +131,8 @@ def test_a_reward_that_prints_a_gigabyte_costs_no_memory(tmp_path):
     )
     code = (
         "import resource, sys\n"
-        "from assay.rewards.pool import Function, Pool\n"
-        f"pool = Pool([Function('score', {str(tmp_path / 'reward.py')!r} + ':score')], workers=1, timeout=120, "
+        "from assay.rewards.pool import Pool, RewardSpec\n"
+        f"pool = Pool([RewardSpec('score', {str(tmp_path / 'reward.py')!r} + ':score')], workers=1, timeout=120, "
         "separator='x')\n"
         "sample = {'completion': '', 'fields': {}, 'id': 'a', 'prompt': '', 'answer': '', 'tokens': [], "
         "'truncated': False}\n"

@@ -211,9 +211,10 @@ def test_a_trainer_that_is_killed_takes_a_hanging_worker_with_it(tmp_path):
     (tmp_path / "reward.py").write_text(
         f"import os, time\nopen({str(seen)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     )
+    spec = f"{tmp_path / 'reward.py'}:score"
     code = (
-        "from assay.rewards.pool import Function, Pool\n"
-        f"Pool([Function('score', {str(tmp_path / 'reward.py')!r} + ':score')], workers=1, timeout=60, separator='x')\n"
+        "from assay.rewards.pool import Pool, RewardSpec\n"
+        f"Pool([RewardSpec('score', {spec!r})], workers=1, timeout=60, separator='x')\n"
     )
     trainer = subprocess.Popen([sys.executable, "-c", code])
     try:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny import tiny_policy
+from fixtures.tiny import tiny_policy
 from transformers import RobertaConfig, RobertaForCausalLM
 
 from assay.config import load
@@ -66,14 +66,12 @@ def settings(**overrides):
     return load(None, [f"{name}={value}" for name, value in {**small, **overrides}.items()])
 
 
-def test_a_model_that_counts_positions_in_its_own_way_is_sampled_as_it_is_trained(shifted_model, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_model_that_counts_positions_in_its_own_way_is_sampled_as_it_is_trained(shifted_model, tmp_path):
     assert run.start(settings(**{"model.path": shifted_model}), tmp_path / "run") == 0
     assert all(event["kind"] != "inexact" for event in events(tmp_path / "run"))
 
 
 def test_a_sampler_that_differs_from_the_trainer_is_called_out_once(odd_model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     trusted = {"model.path": odd_model, "model.trust_remote_code": "true"}
     assert run.start(settings(**trusted), tmp_path / "run") == 0
@@ -84,7 +82,6 @@ def test_a_sampler_that_differs_from_the_trainer_is_called_out_once(odd_model, t
 
 
 def test_a_sound_model_is_not_and_its_paths_are_recorded_absolute(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reward.py").write_text("def score(prompt, completion, answer): return len(completion)\n")
     assert run.start(settings(**{"reward.functions": "reward.py:score"}), tmp_path / "run") == 0
@@ -92,8 +89,7 @@ def test_a_sound_model_is_not_and_its_paths_are_recorded_absolute(tmp_path, monk
     assert load(tmp_path / "run" / "config.toml").reward.functions == (f"{tmp_path / 'reward.py'}:score",)
 
 
-def test_a_run_fixes_what_its_bits_depend_on(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_run_fixes_what_its_bits_depend_on(tmp_path):
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     try:
         torch.set_num_threads(2)

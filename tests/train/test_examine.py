@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import EOS_ID, sample, tiny_policy
+from fixtures.cases import thorough
+from fixtures.tiny import EOS_ID, sample, tiny_policy
 from torch import nn
 
 from assay.config import load
@@ -14,14 +15,13 @@ from assay.examine.inputs import RowInputs
 from assay.policy.causal_packing import CausalPacking
 from assay.record import read_events, read_metrics
 from assay.record.batch_file import read_batch
-from assay.train import examine
 from assay.train.examined_rows import chosen_rows, plan
 from assay.train.progress import CollectedGroups, StepInProgress
 from assay.train.run import run
 from assay.train.step import learner
 from assay.train.step.pack import pack
 from assay.train.watch import DoctorStop
-from assay.types import Batch, Group, Score
+from assay.types import FrozenBatch, Group, Score
 
 SMALL = {
     "run.steps": 3,
@@ -58,13 +58,6 @@ class Kept:
         self.ended += 1
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture
 def examined(tmp_path):
     def go(**changes):
@@ -78,17 +71,19 @@ def examined(tmp_path):
 
 
 VARIANTS = {
-    "plain": {},
     "no sharing": {"optimizer__share_prompts": "false", "optimizer__microbatches": 3},
-    "shared, in parts": {"optimizer__microbatches": 3},
     "minibatches": {"optimizer__minibatches": 2, "optimizer__epochs": 1},
-    "reference": {"loss__kl_coef": 0.1, "optimizer__epochs": 1},
     "KL in the reward": {"loss__kl_coef": 0.1, "loss__kl_placement": "reward"},
-    "temperature": {"rollout__temperature": 0.7},
     "top-k": {"rollout__top_k": 5, "rollout__top_p": 0.9},
     "adapters": {"model__lora_rank": 4, "loss__kl_coef": 0.1},
     "gspo": {"loss__objective": "gspo", "rollout__truncated": "mask", "rollout__max_tokens": 4},
     "entropy, correction": {"loss__entropy_coef": 0.01, "loss__correction": "token", "loss__objective": "cispo"},
+}
+MORE_VARIANTS = {
+    "plain": {},
+    "shared, in parts": {"optimizer__microbatches": 3},
+    "reference": {"loss__kl_coef": 0.1, "optimizer__epochs": 1},
+    "temperature": {"rollout__temperature": 0.7},
     "recomputed": {"model__gradient_checkpointing": "true"},
 }
 ALWAYS = {
@@ -102,19 +97,19 @@ ALWAYS = {
 SCORED = {"scored_again", "scored_padded", "scored_permuted", "scored_alone"}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, *thorough(*MORE_VARIANTS)])
 def test_a_sound_run_gives_the_same_numbers_by_every_way(examined, variant):
-    changes = VARIANTS[variant]
+    changes = (VARIANTS | MORE_VARIANTS)[variant]
     kept = examined(**changes)
     last = kept.batches[0].setting("updates_per_rollout") - 1
     assert [(batch.number("step"), batch.number("update")) for batch in kept.batches] == [(1, 0), (2, last)]
     assert (kept.steps, kept.ended) == ([1, 2, 3], 1)
     for batch in kept.batches:
-        thorough = batch is kept.batches[0]
-        assert ALWAYS - set(batch.arrays) == (set() if thorough else SCORED)
+        is_first = batch is kept.batches[0]
+        assert ALWAYS - set(batch.arrays) == (set() if is_first else SCORED)
         mask_BT, new_BT = batch.need("mask", "new_logprobs")
         inside_BT = np.arange(mask_BT.shape[1]) < batch.arrays["lengths"][:, None]
-        for name in ("plain_logprobs", *(SCORED if thorough else ())):
+        for name in ("plain_logprobs", *(SCORED if is_first else ())):
             np.testing.assert_allclose(batch.arrays[name][inside_BT], new_BT[inside_BT], atol=2e-5, err_msg=name)
         np.testing.assert_allclose(
             batch.arrays["sampler_logprobs"][inside_BT], batch.arrays["old_logprobs"][inside_BT], atol=2e-5
@@ -209,12 +204,14 @@ def test_a_run_that_is_stopped_is_saved_and_goes_on_to_the_same_bits(tmp_path):
         assert (tmp_path / "stopped" / file).read_bytes() == (tmp_path / "straight" / file).read_bytes()
 
 
-@pytest.mark.parametrize("place", ["policy_plain_logprobs", "loss_probes"])
+@pytest.mark.parametrize(
+    "place", ["assay.policy.causal.CausalPolicy.plain_logprobs", "assay.train.examine.loss_probes"]
+)
 def test_a_question_that_breaks_is_told_and_the_run_goes_on(tmp_path, monkeypatch, capsys, place):
     def broken(*given):
         raise RuntimeError("out of memory\nhere")
 
-    monkeypatch.setattr(examine, place, broken)
+    monkeypatch.setattr(place, broken)
     kept = Kept()
     assert run.start(config_of(), tmp_path / "run", kept) == 0
     assert (kept.batches, kept.steps) == ([], [1, 2, 3])
@@ -296,7 +293,7 @@ def work_of(groups, signal):
         max_tokens=4,
         packing=CausalPacking(torch.device("cpu")),
     )
-    return StepInProgress(CollectedGroups(tuple(made)), tuple(samples), Batch((minibatch,), ((),), 1)), minibatch
+    return StepInProgress(CollectedGroups(tuple(made)), tuple(samples), FrozenBatch((minibatch,), ((),), 1)), minibatch
 
 
 @pytest.mark.parametrize(

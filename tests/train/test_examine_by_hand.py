@@ -14,14 +14,6 @@ from assay.train.examined_rows import ALL, FEW, Plan, plan
 from assay.train.run import run
 from assay.train.step.learner import Learner
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 SMALL = {
     "run.steps": 2,
     "evaluate.prompts": 0,

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import torch
-from tiny import uneven_samples
+from fixtures.tiny import uneven_samples
 
 from assay.train.loop import Stages, train
 from assay.train.progress import CollectedGroups, Progress, StepInProgress
 from assay.train.step.learner import Learned
-from assay.types import NO_SIGNAL, Batch, Minibatch, Totals, Update
+from assay.types import NO_SIGNAL, FrozenBatch, Minibatch, Totals, Update
 
 UPDATE = Update(
     **{
@@ -25,7 +25,7 @@ UPDATE = Update(
 
 def logged_stages(log, updates=None, rounds=1, minibatches=2, epochs=2):
     updates = iter(updates) if updates else None
-    batch = Batch((Minibatch((), Totals(1, 1, 1.0, 1)),) * minibatches, ((),) * minibatches, epochs)
+    batch = FrozenBatch((Minibatch((), Totals(1, 1, 1.0, 1)),) * minibatches, ((),) * minibatches, epochs)
 
     def note(name, result):
         def stage(*arguments):

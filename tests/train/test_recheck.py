@@ -5,7 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from tiny import sample
+from fixtures.cases import thorough
+from fixtures.tiny import sample
 from typer.testing import CliRunner
 
 from assay.cli import app
@@ -21,7 +22,7 @@ from assay.train.recheck import MOST_ROWS, _whole_groups, recheck, rows_a_pass
 from assay.train.run import checkpoint, run
 from assay.verdict import Confidence, State
 from proof.plants.runs import plants
-from proof.trial import planted
+from proof.trial import apply_plant
 
 SMALL = {
     "run.steps": 4,
@@ -40,13 +41,6 @@ OF_LOGPROBS = ("SAMP01", "ALGN01", "ALGN03", "ALGN04", "ALGN05", "ALGN09", "ALGN
 SCORED = ("new_logprobs", "scored_again", "scored_permuted", "scored_alone", "scored_padded")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def trained(path, **changes):
     chosen = SMALL | {name.replace("__", "."): value for name, value in changes.items()}
     assert run.start(load(None, [f"{name}={value}" for name, value in chosen.items()]), path) == 0
@@ -54,7 +48,7 @@ def trained(path, **changes):
 
 
 @pytest.fixture(scope="module")
-def kept(cache, tmp_path_factory):
+def kept(tmp_path_factory):
     """Two updates a step; a checkpoint after each of them."""
     path = tmp_path_factory.mktemp("kept") / "run"
     return trained(path, checkpoint__every=1, checkpoint__keep=20, rollout__temperature=0.7)
@@ -113,21 +107,15 @@ def test_the_model_says_what_is_recorded_by_every_way(kept):
 def test_the_rows_are_scored_as_usual_twice_backwards_alone_and_beside_a_longer_one(kept):
     rest, confirmed = [], []
 
-    def seen(original):
-        def logprobs_by_row(policy, batch):
-            rest.append((batch.rows, batch.inputs.targets_BT.shape[1]))
-            return original(policy, batch)
+    def seen(original, policy, batch):
+        rest.append((batch.rows, batch.inputs.targets_BT.shape[1]))
+        return original(policy, batch)
 
-        return logprobs_by_row
+    def confirming(original, policy, inputs, **how):
+        confirmed.append(not rest and len(inputs.lengths) == 2)
+        return original(policy, inputs, **how)
 
-    def confirming(original):
-        def logprobs(policy, inputs, **how):
-            confirmed.append(not rest and len(inputs.lengths) == 2)
-            return original(policy, inputs, **how)
-
-        return logprobs
-
-    with planted(
+    with apply_plant(
         {"assay.train.recheck.logprobs_by_row": seen, "assay.policy.causal.CausalPolicy.logprobs": confirming}
     ):
         _, now = asked(kept, "update-00000006")[0]
@@ -143,13 +131,15 @@ def test_the_rows_are_scored_as_usual_twice_backwards_alone_and_beside_a_longer_
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rollout__temperature": 0.7},
-        {"optimizer__epochs": 1, "checkpoint__every": 1, "optimizer__share_prompts": "false"},
         {"model__lora_rank": 4, "optimizer__microbatches": 3},
         {"model__dtype": "bfloat16"},
         {"rollout__truncated": "mask", "rollout__max_tokens": 5, "record__rollouts": "extremes"},
+        *thorough(
+            {"rollout__temperature": 0.7},
+            {"optimizer__epochs": 1, "checkpoint__every": 1, "optimizer__share_prompts": "false"},
+        ),
     ],
-    ids=["temperature", "one update", "adapters", "bfloat16", "extremes"],
+    ids=["adapters", "bfloat16", "extremes", "temperature", "one update"],
 )
 def test_a_sound_run_comes_out_healthy_with_the_models_own_numbers(tmp_path, changes):
     batches, notes = asked(trained(tmp_path / "run", **changes))
@@ -166,21 +156,19 @@ def test_a_sound_run_comes_out_healthy_with_the_models_own_numbers(tmp_path, cha
     [
         ("SAMP01", "likely", False),
         ("ALGN01", "likely", False),
-        ("ALGN09", "likely", False),
         ("ALGN04", "", True),
-        ("ALGN05", "", True),
-        ("ALGN03", "", True),
         ("MODE01", "", True),
+        *thorough(("ALGN09", "likely", False), ("ALGN05", "", True), ("ALGN03", "", True)),
     ],
 )
 def test_what_a_record_only_suggests_the_model_proves(tmp_path, code, alone, same_code):
     """What the passes were given is not in the record; it shows where the code that scored is still the one at hand."""
     plant = plants()[code]
     settings = {name.replace(".", "__"): value for name, _, value in (one.partition("=") for one in plant.settings)}
-    with planted(plant.replaces):
+    with apply_plant(plant.replaces):
         path = trained(tmp_path / "run", **settings)
     record = read_run(path)
-    with planted(plant.replaces if same_code else {}):
+    with apply_plant(plant.replaces if same_code else {}):
         batches, _ = asked(path)
     before, after = (
         {word.code: str(word.confidence) for word in diagnose(evidence, [by_code(code)]).findings}
@@ -210,7 +198,7 @@ def test_weights_of_another_version_than_the_one_that_sampled_are_refused(copy):
 
 def test_rollouts_of_a_sampler_that_lags_are_not_used(tmp_path):
     plant = plants()["SYNC01"]
-    with planted(plant.replaces):
+    with apply_plant(plant.replaces):
         path = trained(tmp_path / "run")
     with pytest.raises(RunError, match="update-00000006 has policy version 6, which sampled no recorded rollout"):
         asked(path)

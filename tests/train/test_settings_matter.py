@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from run_fixtures import TINY
+from fixtures.commands import TINY
 from safetensors.torch import load_file
 
 from assay import config as configuration
@@ -129,7 +129,6 @@ def ran(run_root):
         return results[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(run_root / "cache"))
         patch.setattr(SortDigits, "score", reward)
         yield run
     torch.use_deterministic_algorithms(False)

@@ -3,7 +3,8 @@
 import shutil
 
 import pytest
-from run_fixtures import Trap, contents, rows, settings
+from fixtures.cases import thorough
+from fixtures.commands import Trap, contents, rows, settings
 
 from assay.config import load
 from assay.doctor import live
@@ -18,7 +19,7 @@ from assay.verdict import Confidence, Severity, finding
 # an entropy bonus, two minibatches of two micro-batches, and numbers drawn from the global generators
 SICK = settings(evaluate__prompts=0, loss__entropy_coef=0.01)
 PLAIN_LOGITS = "assay.policy.plain:plain_logits"
-WRITE = "assay.train.watch:Watch._write"
+WRITE = "assay.train.watch:RunWatch._write"
 LOOK = "assay.doctor.live:diagnose"
 
 
@@ -26,17 +27,10 @@ def config_of():
     return load(None, [one for one in settings(evaluate__prompts=0, run__steps=2) if "=" in one])
 
 
-@pytest.fixture(autouse=True)
-def cache(run_root, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(run_root / "cache"))
-
-
 @pytest.fixture(scope="module")
 def off(run_root):
     """A run that nobody watches."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(run_root / "cache"))
-        assert run.start(config_of(), run_root / "nobody" / "off") == 0
+    assert run.start(config_of(), run_root / "nobody" / "off") == 0
     return run_root / "nobody" / "off"
 
 
@@ -55,7 +49,12 @@ def broken(error):
 
 @pytest.mark.parametrize(
     ("place", "error"),
-    [("examined", NameError("x")), ("step", MemoryError()), ("step", OSError(5, "I/O")), ("finished", KeyError(0))],
+    [
+        ("examined", NameError("x")),
+        ("step", OSError(5, "I/O")),
+        ("finished", KeyError(0)),
+        *thorough(("step", MemoryError())),
+    ],
 )
 def test_a_doctor_that_breaks_is_told_of_once_and_left_and_the_run_has_the_same_bits(
     run_path, off, monkeypatch, capsys, place, error
@@ -72,17 +71,19 @@ def test_a_doctor_that_breaks_is_told_of_once_and_left_and_the_run_has_the_same_
 @pytest.mark.parametrize(
     ("place", "error"),
     [
-        ("chosen_rows", NameError("x")),
-        ("policy_plain_logprobs", MemoryError()),
-        ("RowInputs.take", StopIteration()),
-        ("loss_probes", OSError(5, "I/O")),
-        ("settings_of", RecursionError("deep")),
+        ("assay.train.examine.chosen_rows", NameError("x")),
+        ("assay.train.examine.RowInputs.take", StopIteration()),
+        ("assay.train.examine.settings_of", RecursionError("deep")),
+        *thorough(
+            ("assay.policy.causal.CausalPolicy.plain_logprobs", MemoryError()),
+            ("assay.train.examine.loss_probes", OSError(5, "I/O")),
+        ),
     ],
 )
 def test_an_examination_that_breaks_anywhere_is_told_and_the_run_has_the_same_bits(
     run_path, off, monkeypatch, place, error
 ):
-    monkeypatch.setattr(f"assay.train.examine.{place}", broken(error))
+    monkeypatch.setattr(place, broken(error))
     assert watched(run_path)[0] == 0
     assert contents(run_path) == contents(off)
     reasons = [event["reason"] for event in read_events(run_path).rows if event["kind"] == "not examined"]
@@ -177,12 +178,12 @@ def test_a_watched_run_has_the_bits_of_one_that_is_not(assay_command, run_path, 
 @pytest.mark.parametrize(
     ("place", "number", "when", "name"),
     [
-        (PLAIN_LOGITS, 3, "before", "KILL"),
         (PLAIN_LOGITS, 12, "before", "KILL"),
-        (WRITE, 1, "after", "KILL"),
         (LOOK, 1, "after", "KILL"),
-        (PLAIN_LOGITS, 3, "before", "TERM"),
         (WRITE, 2, "before", "TERM"),
+        *thorough(
+            (PLAIN_LOGITS, 3, "before", "KILL"), (WRITE, 1, "after", "KILL"), (PLAIN_LOGITS, 3, "before", "TERM")
+        ),
     ],
 )
 def test_a_run_killed_while_it_is_looked_at_goes_on_to_the_same_bits(

@@ -46,7 +46,7 @@ def run(job, folder):
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from assay.watch.child import Watch
+    from assay.watch.child import ScriptWatch
     from assay.watch.process import run_script
 
     script = Path(job["script"])
@@ -71,7 +71,7 @@ def run(job, folder):
     watch = None
     if job.get("watched", True):
         plain = {"chosen": [], "ignored": [], "all_passes": False, "colour": False, "width": 100, "fail_on": None}
-        watch = Watch(
+        watch = ScriptWatch(
             script, {"result": str(folder / "told"), "steps": job.get("steps"), "how": job.get("how", "full"), **plain}
         )
     code = run_script(script, job.get("arguments", []), ended)

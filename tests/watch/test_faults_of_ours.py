@@ -1,23 +1,24 @@
 """Whatever of ours fails: the script prints, returns and learns what it would, and is told nothing but at the end."""
 
 import pytest
+from fixtures.cases import thorough
 from watch.running import LETTERS
 
 FAULTS = [
-    "assay.programs.run.observe.recorder:Recorder._given",
-    "assay.programs.run.observe.recorder:Recorder._result",
-    "assay.programs.run.observe.recorder:Recorder._before_backward",
-    "assay.programs.run.observe.recorder:Recorder._copy",
+    "assay.programs.run.observe.recorder:CallRecorder._given",
+    "assay.programs.run.observe.recorder:CallRecorder._result",
+    "assay.programs.run.observe.recorder:CallRecorder._before_backward",
+    "assay.programs.run.observe.recorder:CallRecorder._copy",
     "assay.programs.run.observe.recorder:_is_finite",
     "assay.programs.run.observe.places:Places.here",
-    "assay.programs.run.observe.observer:Observer.start",
-    "assay.programs.run.observe.observer:Observer.is_a_pass",
-    "assay.programs.run.observe.observer:Observer.passed",
-    "assay.programs.run.observe.observer:Observer.happened",
-    "assay.programs.run.observe.observer:Observer.stepping",
-    "assay.programs.run.observe.observer:Observer.stepped",
-    "assay.programs.run.observe.observer:Observer.stop",
-    "assay.programs.run.observe.observer:Observer._made",
+    "assay.programs.run.observe.observer:ScriptObserver.start",
+    "assay.programs.run.observe.observer:ScriptObserver.is_a_pass",
+    "assay.programs.run.observe.observer:ScriptObserver.add_pass",
+    "assay.programs.run.observe.observer:ScriptObserver.add_event",
+    "assay.programs.run.observe.observer:ScriptObserver.before_step",
+    "assay.programs.run.observe.observer:ScriptObserver.after_step",
+    "assay.programs.run.observe.observer:ScriptObserver.stop",
+    "assay.programs.run.observe.observer:ScriptObserver._made",
     "assay.programs.run.observe.observer:sampling_of",
     "assay.programs.run.observe.observer:catch",
     "assay.programs.run.observe.observer:patch_torch",
@@ -27,19 +28,19 @@ FAULTS = [
     "assay.programs.run.observe.updates:find_roles",
     "assay.programs.run.observe.updates:fields_of",
     "assay.programs.run.observe.updates:batch_of",
-    "assay.programs.run.observe.updates:ask",
+    "assay.programs.run.observe.updates:_ask",
     "assay.programs.run.observe.updates:as_of_now",
     "assay.programs.run.observe.updates:UpdateReader.settle",
-    "assay.programs.run.observe.ledger:Ledger.backward",
-    "assay.programs.run.observe.ledger:Ledger.after_backward",
-    "assay.programs.run.observe.ledger:Ledger.stepping",
-    "assay.programs.run.observe.ledger:Ledger.stepped",
-    "assay.programs.run.weights:Weights.before",
+    "assay.programs.run.observe.ledger:GradientLedger.backward",
+    "assay.programs.run.observe.ledger:GradientLedger.after_backward",
+    "assay.programs.run.observe.ledger:GradientLedger.stepping",
+    "assay.programs.run.observe.ledger:GradientLedger.stepped",
+    "assay.programs.run.observe.observer:Weights.after",
     "assay.watch.report:first_not_finite",
     "assay.watch.report:diagnose",
     "assay.watch.report:report",
-    "assay.watch.child:Watch._torch",
-    "assay.watch.child:Watch.write",
+    "assay.watch.child:ScriptWatch._torch",
+    "assay.watch.child:ScriptWatch.write",
 ]
 
 
@@ -48,7 +49,7 @@ def plain(serve):
     return serve(LETTERS, "2", watched=False)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS[::2], *thorough(*FAULTS[1::2])])
 def test_a_fault_of_ours_is_told_at_the_end_and_the_script_is_left_alone(serve, plain, fault):
     spoiled = serve(LETTERS, "2", fault=fault)
     assert plain["code"] == 0

@@ -16,7 +16,7 @@ from proof.corpus import as_script, specimens
 from proof.corpus import write as write_specimen
 from proof.watching import watch_all
 
-# code, script, form: what the run alone must prove
+# code, script, form: what the run alone must prove; `make proof-scripts` watches all
 PROVEN = [
     ("SAMP03", "hf_generate.py", "top_k not set: the checkpoint's value is inherited"),
     ("SAMP05", "reference.py", "seed set inside the sampling function"),

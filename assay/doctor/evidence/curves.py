@@ -52,9 +52,6 @@ class Curves:
     def need_timings(self, *names: str) -> tuple[Numbers, ...]:
         return self._columns("timings", names)
 
-    def need_evaluations(self, *names: str) -> tuple[Numbers, ...]:
-        return self._columns("evaluations", names)
-
     def has(self, *names: str) -> bool:
         return all(any(row.get(name) is not None for row in self.rows) for name in names)
 

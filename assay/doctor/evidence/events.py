@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.verdict import shown
+from assay.machine.terminal import quote
 
 Event = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ def sentences_of(events: Sequence[Event]) -> list[str]:
     changes = [event for event in events if event.get("kind") == "changed"]
     for event in changes[-MOST_CHANGES:]:
         names = ("setting", "before", "after", "step")
-        setting, before, after, step = (shown(str(event.get(name)))[1:-1] for name in names)
+        setting, before, after, step = (quote(str(event.get(name)))[1:-1] for name in names)
         found.append(f"{setting} was changed from {before} to {after} after step {step}")
     return found
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from assay.machine.terminal import escape, quote
 from assay.types import Failure
-from assay.verdict import escaped, shown
 
 PROBLEMS_IN_ALL_FORMS = 4  # the other forms of an answer are tried on this many problems: each costs a call
 _LONGEST_ERROR = 160
@@ -53,9 +53,9 @@ class ProbeScore:
     def __str__(self) -> str:
         """One line of evidence: which text, under which problem, got what. An error may be hostile, or a page long."""
         error = self.error if len(self.error) <= _LONGEST_ERROR else f"{self.error[: _LONGEST_ERROR - 2]}.."
-        got = f"{self.reward:g}" if self.reward is not None else escaped(error)
+        got = f"{self.reward:g}" if self.reward is not None else escape(error)
         where = f"problem {self.probe.problem + 1}, {self.probe.role}, {self.probe.name}"
-        return f"{where}: {shown(self.probe.text)} -> {got}"
+        return f"{where}: {quote(self.probe.text)} -> {got}"
 
 
 Pairs = tuple[tuple[ProbeScore, ProbeScore], ...]

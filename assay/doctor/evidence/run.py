@@ -21,6 +21,7 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.events import sentences_of, size_of_model, was_watched
 from assay.machine import durable
 from assay.machine.durable import reason
+from assay.machine.terminal import quote
 from assay.record import (
     EVALUATIONS_FILE,
     EVENTS_FILE,
@@ -35,8 +36,7 @@ from assay.record.rollout_batch import batch_of_rows
 from assay.record.rollouts import from_parquet
 from assay.record.settings import settings_by_step, settings_of
 from assay.record.trust import load_config
-from assay.record.verify import Problem, verify
-from assay.verdict import shown
+from assay.record.verify import FileProblem, verify
 
 EXAMINED = 8  # newest examined updates that are read
 STEPS = 6  # recorded steps that are read: the first, the last, evenly between
@@ -144,7 +144,7 @@ def _look_for_damage(path: Path, notes: list[str]) -> None:
         problems = verify(path, full=False).problems
     except RunError:
         return  # not a run, or one without its mark, of which there is a note
-    by_directory: dict[str, list[Problem]] = {}
+    by_directory: dict[str, list[FileProblem]] = {}
     for problem in problems:
         gap = problem.file.startswith("rollouts/") and problem.what == "is missing"  # noted as such
         if not gap and not any(_is_about(note, problem) for note in notes):
@@ -155,7 +155,7 @@ def _look_for_damage(path: Path, notes: list[str]) -> None:
         notes.append(f"files were compared by their sizes; assay verify {path} reads every byte")
 
 
-def _is_about(note: str, problem: Problem) -> bool:
+def _is_about(note: str, problem: FileProblem) -> bool:
     """Whether a note names the problem already: its line, or that lines of its file are missing or out of order."""
     file, line = re.escape(problem.file), re.match(r"line \d+", problem.what)
     if line is None:
@@ -214,7 +214,7 @@ def _rows(file: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
     if strange:
         number, name = strange[0]
         more = f" (and {len(strange) - 1} more values)" if len(strange) > 1 else ""
-        notes.append(f"{file.name}, line {number}: {shown(name)} is not a number and is left out{more}")
+        notes.append(f"{file.name}, line {number}: {quote(name)} is not a number and is left out{more}")
     if rest:
         notes.append(f"{file.name} line {len(whole) + 1} was cut off while it was written and is left out")
     return _once_a_step(file.name, found, notes) if file.name in _ONCE_A_STEP else tuple(found)

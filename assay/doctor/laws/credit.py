@@ -25,10 +25,9 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import GROUPS, SIZE, edited, healthy_batch, of_batch
 from assay.doctor.recompute.advantages import (
     advantages,
-    grouped,
     groups_of,
     nearest_advantages,
     other_kind,
@@ -159,7 +158,7 @@ def _disorder(batch: Batch, rewards_B: Array, recorded_B: Array) -> str:
 def sick() -> Evidence:
     """The mean over dim 0 of view(prompts, group)."""
     batch = healthy_batch()
-    rewards_PG = grouped(batch.arrays["rewards"], groups_of(batch))
+    rewards_PG = batch.arrays["rewards"].reshape(GROUPS, SIZE)
     return of_batch(edited(batch, advantages=(rewards_PG - rewards_PG.mean(axis=0)).ravel()))
 
 

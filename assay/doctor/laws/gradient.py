@@ -30,10 +30,10 @@ from assay.config.sections import LossConfig
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.facts.rounding import dtype_of
 from assay.doctor.laws.pattern import describe, worst
 from assay.doctor.recompute.loss import AGGREGATIONS, aggregation_of, weights
 from assay.doctor.recompute.terms import gradients, loss_settings, terms
-from assay.doctor.rounding import dtype_of
 from assay.grpo import OBJECTIVES
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
@@ -118,7 +118,7 @@ def _at_an_edge(ratio_BT: Array, settings: LossConfig) -> Array:
     bounds = [1 - settings.clip_low, 1 + settings.clip_high, settings.delta, settings.dual_clip]
     if not OBJECTIVES[settings.objective].clips:
         return np.zeros(ratio_BT.shape, dtype=bool)
-    return np.any([np.abs(ratio_BT - bound) < EDGE for bound in bounds], axis=0)
+    return np.asarray(np.any([np.abs(ratio_BT - bound) < EDGE for bound in bounds], axis=0))
 
 
 def sick() -> Evidence:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.logprobs import row_spans
+from assay.doctor.facts.logprobs import row_spans
 from assay.record.batch import Array, Batch
 from assay.verdict import Fact
 
@@ -25,7 +25,7 @@ def describe(batch: Batch, off_BT: Array, among_BT: Array) -> str:
     for words, pattern_BT in _patterns(batch, among_BT):
         if np.array_equal(pattern_BT & among_BT, off_BT):
             return f"{words} ({count} of {total} tokens)"
-    rows_B = off_BT.any(axis=1)
+    rows_B = np.asarray(off_BT.any(axis=1))
     if not (among_BT[rows_B] & ~off_BT[rows_B]).any():
         return f"all tokens of {_rows(rows_B)} ({count} of {total} tokens)"
     return f"{count} of {total} tokens, in {_rows(rows_B)}"

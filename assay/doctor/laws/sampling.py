@@ -29,7 +29,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.logprobs import completion_places
+from assay.doctor.facts.logprobs import completion_places
 from assay.verdict import (
     Confidence,
     Fact,

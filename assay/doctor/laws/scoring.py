@@ -27,9 +27,9 @@ import numpy as np
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.facts.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION, loss_tokens
+from assay.doctor.facts.rounding import dtype_of
 from assay.doctor.laws.pattern import describe, worst
-from assay.doctor.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION, loss_tokens
-from assay.doctor.rounding import dtype_of
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 

@@ -27,8 +27,8 @@ import numpy as np
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.facts.logprobs import completion_places
 from assay.doctor.laws.pattern import describe
-from assay.doctor.logprobs import completion_places
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 
 

@@ -1,6 +1,6 @@
 """A batch's numbers computed again, independently of who recorded them, and the nearest named variant of each.
 
-Everything goes through assay/grpo.py by way of assay/doctor/arrays.py: float64, no torch.
+Everything goes through assay/grpo.py by way of assay/doctor/recompute/arrays.py: float64, no torch.
 """
 
 from __future__ import annotations

@@ -1,21 +1,24 @@
 """Rewards and groups -> advantages, in every way that is known to be meant or known to be a bug.
 
+A way to compute them is an entry of a table: what grpo.group_advantages can be asked for (`_formulas`), and MISTAKES.
 Shape legend: B rows, P groups, G rows of the widest group (the rest is NaN).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from assay.doctor.arrays import plain, tensor
+from assay.doctor.recompute.arrays import plain, tensor
 from assay.doctor.recompute.match import Array, Match, Variant, nearest, tolerance
 from assay.grpo import BASELINES, REWARD_LIMIT, SCALES, STDS, group_advantages
 from assay.record.batch import Batch
-from assay.verdict import Missing
+from assay.verdict import Fact, Missing
 
 EPSILON = 1e-4  # where the settings name none
 EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)  # those in use; which one is never worth a finding
@@ -57,7 +60,7 @@ def other_kind(batch: Batch) -> str:
 
 
 @dataclass(frozen=True)
-class Centring:
+class GroupMeans:
     """Means of advantages, of each group and of all rows, and how far from 0 a mean may be by rounding."""
 
     mean_P: Array
@@ -70,8 +73,16 @@ class Centring:
     def batch_is_centred(self) -> bool:
         return abs(self.batch_mean) <= self.limit
 
+    @property
+    def worst(self) -> Fact:
+        """The mean that is furthest from 0."""
+        at = int(np.argmax(np.abs(self.mean_P)))
+        return Fact(
+            "largest mean advantage of a group", float(self.mean_P[at]), self.limit, row=int(self.rows_P[at][0])
+        )
 
-def centring(batch: Batch) -> Centring:
+
+def centring(batch: Batch) -> GroupMeans:
     """Of groups whose rewards vary, where they are known: an equal group can only be off by rounding."""
     advantages_B = row_advantages(batch)
     if advantages_B is None:
@@ -85,11 +96,11 @@ def centring(batch: Batch) -> Centring:
     if rewards_B is not None:
         varying = [rows for rows in groups if np.ptp(_scored_rewards(rewards_B[rows])) > 0]
         groups = varying or groups
-        lost = _lost_digits(rewards_B, groups)
+        lost = _lost_digits(Rewards(rewards_B, groups, {}))
     known_B = advantages_B[np.isfinite(advantages_B)]
     limit = (5 * tolerance(batch, known_B) + lost) * float(np.abs(known_B).max())
     mean_P = np.array([advantages_B[rows].mean() for rows in groups])
-    return Centring(mean_P, np.abs(mean_P) > limit, tuple(groups), float(known_B.mean()), limit)
+    return GroupMeans(mean_P, np.abs(mean_P) > limit, tuple(groups), float(known_B.mean()), limit)
 
 
 def _scored_rewards(rewards: Array) -> Array:
@@ -118,30 +129,73 @@ def has_whole_groups(batch: Batch) -> bool:
     return sizes == {batch.settings.get("group_size", max(sizes))}
 
 
-def grouped(values_B: Array, groups: list[Array]) -> Array:
-    values_PG = np.full((len(groups), max(map(len, groups))), np.nan)
-    values_PG[_places(groups)] = values_B[np.concatenate(groups)]
-    return values_PG
+@dataclass(frozen=True)
+class Rewards:
+    """Rewards in groups, and how the settings say that advantages are made of them."""
 
+    rewards_B: Array
+    groups: list[Array]
+    how: Mapping[str, Any]  # baseline, std and scale as far as they are stated, and epsilon
 
-def ungrouped(values_PG: Array, groups: list[Array], rows: int) -> Array:
-    values_B = np.zeros(rows)
-    values_B[np.concatenate(groups)] = values_PG[_places(groups)]
-    return values_B
+    @classmethod
+    def of(cls, batch: Batch) -> Rewards:
+        """Raises Missing without rewards or groups of two, and for settings that are not known here."""
+        (rewards_B,) = batch.need("rewards")
+        groups = groups_of(batch)
+        for name, choices in zip(STATED, (BASELINES, STDS, SCALES), strict=True):
+            if batch.settings.get(name, choices[0]) not in choices:
+                raise Missing(f"a {name} that is known here ({', '.join(choices)})")
+        if max(map(len, groups), default=0) < 2:
+            raise Missing("a group of two rows")
+        if (np.abs(rewards_B) > REWARD_LIMIT).any():
+            raise Missing("finite rewards")
+        stated = {name: batch.settings[name] for name in STATED if name in batch.settings}
+        return cls(rewards_B, groups, {**stated, "epsilon": batch.settings.get("advantage_epsilon", EPSILON)})
 
+    @property
+    def epsilon(self) -> float:
+        return float(self.how["epsilon"])
 
-def _places(groups: list[Array]) -> tuple[Array, Array]:
-    """(group, place in it) of each row, group after group."""
-    sizes_P = np.array([len(rows) for rows in groups])
-    begin_P = np.cumsum(sizes_P) - sizes_P
-    return np.repeat(np.arange(len(groups)), sizes_P), np.arange(sizes_P.sum()) - np.repeat(begin_P, sizes_P)
+    @property
+    def as_one_group(self) -> Rewards:
+        return replace(self, groups=[np.arange(len(self.rewards_B))])
+
+    @cached_property
+    def _places(self) -> tuple[Array, Array]:
+        """(group, place in it) of each row, group after group."""
+        sizes_P = np.array([len(rows) for rows in self.groups])
+        begin_P = np.cumsum(sizes_P) - sizes_P
+        return np.repeat(np.arange(len(self.groups)), sizes_P), np.arange(sizes_P.sum()) - np.repeat(begin_P, sizes_P)
+
+    @cached_property
+    def by_group(self) -> Array:
+        rewards_PG = np.full((len(self.groups), max(map(len, self.groups))), np.nan)
+        rewards_PG[self._places] = self.rewards_B[np.concatenate(self.groups)]
+        return rewards_PG
+
+    def in_rows(self, values_PG: Array) -> Array:
+        values_B = np.zeros(len(self.rewards_B))
+        values_B[np.concatenate(self.groups)] = values_PG[self._places]
+        return values_B
+
+    def advantages(self, **how: Any) -> Array:
+        """By grpo.group_advantages, as configured except for `how`."""
+        return self.in_rows(plain(group_advantages(tensor(self.by_group), **{**self.how, **how})))
+
+    @property
+    def means(self) -> Array:
+        return plain(tensor(self.by_group).nanmean(dim=1, keepdim=True))
+
+    def stds(self, kind: str) -> Array:
+        """Written out for the mistakes below: grpo.group_advantages centres before it divides."""
+        scored_P1 = (~np.isnan(self.by_group)).sum(axis=1, keepdims=True)
+        squares_P1 = tensor(self.by_group - self.means).square().nansum(dim=1, keepdim=True)
+        return plain((squares_P1 / (scored_P1 - int(kind == "sample"))).sqrt())
 
 
 def advantages(batch: Batch) -> Array:
     """As configured; settings that are not there count as the defaults of assay."""
-    rewards_B, groups = _rewards(batch)
-    chosen = {name: batch.settings[name] for name in STATED if name in batch.settings}
-    return _advantages(rewards_B, groups, epsilon=batch.settings.get("advantage_epsilon", EPSILON), **chosen)
+    return Rewards.of(batch).advantages()
 
 
 def nearest_advantages(batch: Batch) -> Match:
@@ -149,184 +203,139 @@ def nearest_advantages(batch: Batch) -> Match:
     recorded_B = row_advantages(batch)
     if recorded_B is None:
         raise Missing("one advantage per row")
-    rewards_B, groups = _rewards(batch)
+    rewards = Rewards.of(batch)
     known_B = ~np.isnan(recorded_B)
     stated = {name: batch.settings[name] for name in (*STATED, "combine") if name in batch.settings}
-    limit = tolerance(batch, recorded_B[known_B]) + _lost_digits(rewards_B, groups)
+    limit = tolerance(batch, recorded_B[known_B]) + _lost_digits(rewards)
 
     def among(variants: list[Variant]) -> Match:
         known = [replace(variant, values=variant.values[known_B]) for variant in variants]
         return nearest(recorded_B[known_B], known, stated, tolerance=limit)
 
     # nearly every batch is what its settings say: then the many other ways need not be computed
-    said = _formulas(rewards_B, groups, (batch.settings.get("advantage_epsilon", EPSILON),), stated)
+    said = _formulas(rewards, (rewards.epsilon,), stated)
     if said and (match := among(said)).is_configured:
         return match
-    return among(_variants(batch, rewards_B, groups, recorded_B))
+    return among(
+        [
+            *_formulas(rewards, (rewards.epsilon, *EPSILONS), {}),
+            *_fitted(rewards, recorded_B, batch.get("mask")),
+            *_mistakes(rewards, is_sum=batch.settings.get("combine") == "sum"),
+        ]
+    )
 
 
-def _rewards(batch: Batch) -> tuple[Array, list[Array]]:
-    (rewards_B,) = batch.need("rewards")
-    groups = groups_of(batch)
-    for name, choices in zip(STATED, (BASELINES, STDS, SCALES), strict=True):
-        if batch.settings.get(name, choices[0]) not in choices:
-            raise Missing(f"a {name} that is known here ({', '.join(choices)})")
-    if max(map(len, groups), default=0) < 2:
-        raise Missing("a group of two rows")
-    if (np.abs(rewards_B) > REWARD_LIMIT).any():
-        raise Missing("finite rewards")
-    return rewards_B, groups
-
-
-def _lost_digits(rewards_B: Array, groups: list[Array]) -> float:
+def _lost_digits(rewards: Rewards) -> float:
     """What float32 loses when close rewards far from 0 are subtracted: 1000.001 - 1000 keeps three digits."""
-    rewards_PG, largest = grouped(rewards_B, groups), float(np.abs(_scored_rewards(rewards_B)).max())
+    rewards_PG, largest = rewards.by_group, float(np.abs(_scored_rewards(rewards.rewards_B)).max())
     # three times 0.1 has a mean beside 0.1: by that alone a group does not vary
     varies_P = np.fmax.reduce(rewards_PG, axis=1) - np.fmin.reduce(rewards_PG, axis=1) > FLOAT64 * largest
     if not varies_P.any():
         return 8 * FLOAT32 * largest
-    return 8 * FLOAT32 * largest / float(_std(rewards_PG[varies_P], "population").min())
+    return 8 * FLOAT32 * largest / float(rewards.stds("population")[varies_P].min())
 
 
-def _advantages(rewards_B: Array, groups: list[Array], **how: Any) -> Array:
-    return ungrouped(plain(group_advantages(tensor(grouped(rewards_B, groups)), **how)), groups, len(rewards_B))
-
-
-def _variants(batch: Batch, rewards_B: Array, groups: list[Array], recorded_B: Array) -> list[Variant]:
-    epsilon = batch.settings.get("advantage_epsilon", EPSILON)
-    return [
-        *_formulas(rewards_B, groups, (epsilon, *EPSILONS)),
-        *_common_divisor(rewards_B, groups, recorded_B),
-        *_post_processed(batch, _advantages(rewards_B, groups, epsilon=epsilon, **_chosen(batch)), recorded_B),
-        *_bugs(batch, rewards_B, groups, epsilon),
-    ]
-
-
-def _chosen(batch: Batch) -> dict[str, Any]:
-    return {name: batch.settings[name] for name in STATED if name in batch.settings}
-
-
-def _formulas(
-    rewards_B: Array, groups: list[Array], epsilons: tuple[float, ...], stated: Mapping[str, Any] | None = None
-) -> list[Variant]:
-    """All that grpo.group_advantages computes, or of it what is stated; the first epsilon, the configured one, needs
-    no name."""
+def _formulas(rewards: Rewards, epsilons: tuple[float, ...], stated: Mapping[str, Any]) -> list[Variant]:
+    """All that grpo.group_advantages computes and `stated` allows; the first epsilon, the configured one, needs no
+    name."""
     found = []
-    for baseline, mean in zip(BASELINES, ("group mean", "mean of the others"), strict=True):
-        for std in STDS:
-            for scale in SCALES:
-                if std == "none" and scale == "batch":
-                    continue  # the same numbers
-                divided = f"the {std} std of the {scale}"
-                scales: tuple[str, ...] = (scale,)
-                if std == "none":
-                    divided, scales = f"no std ({'Dr. GRPO' if baseline == 'mean' else 'RLOO'})", SCALES
-                how = {"baseline": baseline, "std": std, "scale": scale}
-                options = {"baseline": (baseline,), "std": (std,), "scale": scales}
-                if any(name in options and value not in options[name] for name, value in (stated or {}).items()):
-                    continue
-                for number, epsilon in enumerate(epsilons if std != "none" else epsilons[:1]):
-                    values = _advantages(rewards_B, groups, epsilon=epsilon, **how)
-                    added = f" + {epsilon:g}" if number else ""
-                    found.append(Variant(f"reward - {mean}, over {divided}{added}", values, False, options))
+    means = dict(zip(BASELINES, ("group mean", "mean of the others"), strict=True))
+    for baseline, std, scale in product(BASELINES, STDS, SCALES):
+        if std == "none" and scale == "batch":
+            continue  # the same numbers as with the scale of the group
+        options = {"baseline": (baseline,), "std": (std,), "scale": SCALES if std == "none" else (scale,)}
+        if any(value not in options.get(name, (value,)) for name, value in stated.items()):
+            continue
+        divided = f"the {std} std of the {scale}"
+        if std == "none":
+            divided = f"no std ({'Dr. GRPO' if baseline == 'mean' else 'RLOO'})"
+        for number, epsilon in enumerate(epsilons if std != "none" else epsilons[:1]):
+            values_B = rewards.advantages(baseline=baseline, std=std, scale=scale, epsilon=epsilon)
+            added = f" + {epsilon:g}" if number else ""
+            found.append(Variant(f"reward - {means[baseline]}, over {divided}{added}", values_B, False, options))
     return found
 
 
-def _post_processed(batch: Batch, configured_B: Array, recorded_B: Array) -> list[Variant]:
-    """The configured ones, bounded or weighed by length afterwards; no setting says so."""
-    known_B = np.isfinite(recorded_B) & np.isfinite(configured_B)
-    bound = float(np.abs(recorded_B[known_B]).max(initial=0.0))
+def _fitted(rewards: Rewards, recorded_B: Array, mask_BT: Array | None) -> list[Variant]:
+    """What may be meant though no setting says so: with a factor or a bound that is read off the recorded ones."""
+    configured_B, centred_B = rewards.advantages(), rewards.advantages(baseline="mean", std="none", scale="group")
     unstated: dict[str, tuple[Any, ...]] = dict.fromkeys(STATED, ())
     found = []
+    if (factor := _best_factor(centred_B, recorded_B)) > 0:  # the std of a larger batch, of which these rows are a part
+        name = f"reward - group mean, times {factor:.4g} for all rows"
+        options = {"std": ("sample", "population"), "scale": ("batch",)}
+        found.append(Variant(name, factor * centred_B, False, options))
+    known_B = np.isfinite(recorded_B) & np.isfinite(configured_B)
+    bound = float(np.abs(recorded_B[known_B]).max(initial=0.0))
     if 0 < bound < np.abs(configured_B[known_B]).max(initial=0.0):
         clipped_B = configured_B.clip(-bound, bound)
         found.append(Variant(f"the configured ones, clipped to +-{bound:.4g}", clipped_B, False, unstated))
-    mask_BT = batch.get("mask")
     if mask_BT is not None:
         by_length_B = configured_B / np.maximum(mask_BT.sum(axis=1), 1)
-        squares = float((by_length_B[known_B] ** 2).sum())
-        factor = float((by_length_B[known_B] * recorded_B[known_B]).sum()) / squares if squares else 0.0
-        if factor > 0:
-            found.append(
-                Variant("the configured ones over the length of the row", factor * by_length_B, False, unstated)
-            )
+        if (factor := _best_factor(by_length_B, recorded_B)) > 0:
+            name = "the configured ones over the length of the row"
+            found.append(Variant(name, factor * by_length_B, False, unstated))
     return found
 
 
-def _common_divisor(rewards_B: Array, groups: list[Array], recorded_B: Array) -> list[Variant]:
-    """Divided by one number for all: the std of a larger batch, of which these rows are a part."""
-    centred_B = _advantages(rewards_B, groups, std="none")
-    known_B = np.isfinite(recorded_B)
-    squares = float((centred_B[known_B] ** 2).sum())
-    factor = float((centred_B[known_B] * recorded_B[known_B]).sum()) / squares if squares else 0.0
-    options = {"std": ("sample", "population"), "scale": ("batch",)}
-    name = f"reward - group mean, times {factor:.4g} for all rows"
-    return [Variant(name, factor * centred_B, False, options)] if factor > 0 else []
+def _best_factor(values_B: Array, recorded_B: Array) -> float:
+    """The factor that brings the values nearest to the recorded ones, by least squares; 0 where there is none."""
+    known_B = np.isfinite(recorded_B) & np.isfinite(values_B)
+    squares = float((values_B[known_B] ** 2).sum())
+    return float((values_B[known_B] * recorded_B[known_B]).sum()) / squares if squares else 0.0
 
 
-def _bugs(batch: Batch, rewards_B: Array, groups: list[Array], epsilon: float) -> list[Variant]:
-    rewards_PG = grouped(rewards_B, groups)
+MISTAKES: dict[str, Callable[[Rewards], Array]] = {
+    "the configured ones with the sign flipped": lambda rewards: -rewards.advantages(),
+    "reward - mean of the whole batch": lambda rewards: rewards.as_one_group.advantages(
+        baseline="mean", std="none", scale="group"
+    ),
+    "the rewards themselves, not centred": lambda rewards: rewards.rewards_B,
+    "reward - reward of the first rollout of the group": lambda rewards: rewards.in_rows(
+        rewards.by_group - rewards.by_group[:, :1]
+    ),
+    "those of unscored rollouts counted as reward 0": lambda rewards: replace(
+        rewards, rewards_B=np.nan_to_num(rewards.rewards_B)
+    ).advantages(),
+}
+MISTAKES_WITH_STD: dict[str, Callable[[Rewards, str], Array]] = {  # "sample" or "population"
+    "reward - mean of the whole batch, over its {std} std": lambda rewards, std: rewards.as_one_group.advantages(
+        baseline="mean", std=std, scale="group"
+    ),
+    "reward over the {std} std of the group, not centred": lambda rewards, std: rewards.in_rows(
+        rewards.by_group / (rewards.stds(std) + rewards.epsilon)
+    ),
+    "reward over the {std} std of the batch, not centred": lambda rewards, std: (
+        rewards.rewards_B / (rewards.as_one_group.stds(std)[0, 0] + rewards.epsilon)
+    ),
+    "reward - mean / ({std} std + epsilon): parentheses are missing around reward - mean": lambda rewards, std: (
+        rewards.in_rows(rewards.by_group - rewards.means / (rewards.stds(std) + rewards.epsilon))
+    ),
+    "(reward - group mean) over the {std} variance in the place of the std": lambda rewards, std: rewards.in_rows(
+        (rewards.by_group - rewards.means) / (rewards.stds(std) ** 2 + rewards.epsilon)
+    ),
+}
+
+
+def _mistakes(rewards: Rewards, *, is_sum: bool) -> list[Variant]:
+    """`is_sum`: the settings say that the parts of the reward are added up before they are normalised."""
     with np.errstate(all="ignore"):
-        mean_P1 = np.nansum(rewards_PG, axis=1, keepdims=True) / (~np.isnan(rewards_PG)).sum(axis=1, keepdims=True)
-    chosen = {name: batch.settings[name] for name in STATED if name in batch.settings}
-    configured_B = _advantages(rewards_B, groups, epsilon=epsilon, **chosen)
-    everybody = [np.arange(len(rewards_B))]
-
-    def back(values_PG: Array) -> Array:
-        return np.nan_to_num(ungrouped(values_PG, groups, len(rewards_B)), nan=0.0)
-
-    found = [Variant("the configured ones with the sign flipped", -configured_B, True)]
-    for kind in ("sample", "population"):
-        std_P1 = _std(rewards_PG, kind)
-        batch_std = _std(rewards_B[None, :], kind)[0, 0]
-        scored_B = _advantages(rewards_B, groups, std=kind, epsilon=epsilon)
-        twice_B = _advantages(scored_B, everybody, std=kind, epsilon=epsilon)
-        with np.errstate(all="ignore"):
-            found += [
-                Variant(
-                    f"reward - mean of the whole batch, over its {kind} std",
-                    _advantages(rewards_B, everybody, std=kind, epsilon=epsilon),
-                    True,
-                ),
-                Variant(
-                    f"reward over the {kind} std of the group, not centred", back(rewards_PG / (std_P1 + epsilon)), True
-                ),
-                Variant(
-                    f"reward over the {kind} std of the batch, not centred",
-                    np.nan_to_num(rewards_B / (batch_std + epsilon)),
-                    True,
-                ),
-                Variant(
-                    f"reward - mean / ({kind} std + epsilon): parentheses are missing around reward - mean",
-                    back(rewards_PG - mean_P1 / (std_P1 + epsilon)),
-                    True,
-                ),
-                Variant(
-                    f"(reward - group mean) over the {kind} variance in the place of the std",
-                    back((rewards_PG - mean_P1) / (std_P1**2 + epsilon)),
-                    True,
-                ),
-                Variant(
-                    f"normalised twice, by the {kind} std of the group and again over the batch",
-                    twice_B,
-                    batch.settings.get("combine") == "sum",  # else it may be GDPO of one reward
-                    {"combine": ("gdpo",)},
-                ),
-            ]
-    found += [
-        Variant("reward - mean of the whole batch", _advantages(rewards_B, everybody, std="none"), True),
-        Variant("the rewards themselves, not centred", np.nan_to_num(rewards_B), True),
-        Variant("reward - reward of the first rollout of the group", back(rewards_PG - rewards_PG[:, :1]), True),
-    ]
-    for name, other in _other_groups(len(rewards_B), groups):
-        found.append(Variant(name, _advantages(rewards_B, other, epsilon=epsilon, **chosen), True))
-    if np.isnan(rewards_B).any():
-        zeros_B = _advantages(np.nan_to_num(rewards_B), groups, epsilon=epsilon, **chosen)
-        found.append(Variant("those of unscored rollouts counted as reward 0", zeros_B, True))
-    return found
+        found = [(name, values_of(rewards)) for name, values_of in MISTAKES.items()]
+        for std in ("sample", "population"):
+            found += [(name.format(std=std), values_of(rewards, std)) for name, values_of in MISTAKES_WITH_STD.items()]
+    found += [(name, replace(rewards, groups=groups).advantages()) for name, groups in _other_groups(rewards.groups)]
+    variants = [Variant(name, np.nan_to_num(values_B), True) for name, values_B in found]
+    for std in ("sample", "population"):
+        usual = {"baseline": "mean", "std": std, "scale": "group"}
+        scored = replace(rewards, rewards_B=rewards.advantages(**usual))
+        name = f"normalised twice, by the {std} std of the group and again over the batch"
+        # where no sum is stated it may be GDPO of one reward
+        twice_B = scored.as_one_group.advantages(**usual)
+        variants.append(Variant(name, twice_B, is_sum, {"combine": ("gdpo",)}))
+    return variants
 
 
-def _other_groups(rows: int, groups: list[Array]) -> list[tuple[str, list[Array]]]:
+def _other_groups(groups: list[Array]) -> list[tuple[str, list[Array]]]:
     """Groups as a reshape in the wrong order would cut them; only where all have one size."""
     size = len(groups[0])
     if len(groups) < 2 or any(len(group) != size for group in groups):
@@ -336,11 +345,3 @@ def _other_groups(rows: int, groups: list[Array]) -> list[tuple[str, list[Array]
         ("those of groups that start one row too late", list(np.roll(order, -1).reshape(-1, size))),
         ("those of every so-manieth row (repeat where repeat_interleave is meant)", list(order.reshape(size, -1).T)),
     ]
-
-
-def _std(values_PG: Array, kind: str) -> Array:
-    counts_P1 = (~np.isnan(values_PG)).sum(axis=1, keepdims=True)
-    with np.errstate(all="ignore"):
-        mean_P1 = np.nansum(values_PG, axis=1, keepdims=True) / counts_P1
-        squares_P1 = np.nansum((values_PG - mean_P1) ** 2, axis=1, keepdims=True)
-        return np.asarray(np.sqrt(squares_P1 / (counts_P1 - (1 if kind == "sample" else 0))))

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from assay.doctor.facts.rounding import loss_limit
 from assay.doctor.recompute.loss import aggregation_of, loss, weights
 from assay.doctor.recompute.terms import gradients, terms
-from assay.doctor.rounding import loss_limit
 from assay.record.batch import Batch
 
 NOT_REPEATABLE = (

@@ -1,22 +1,41 @@
 """Terms -> the loss of the update, by every objective and every way to average, and with the known mistakes.
 
+WEIGHTS, a table of functions, holds every aggregation; AGGREGATIONS and SURROGATES say them in words.
 Shape legend: B rows, T completion tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from assay import grpo
 from assay.config.sections import LossConfig, choices_of
-from assay.doctor.arrays import plain, tensor
+from assay.doctor.recompute.arrays import plain, tensor
 from assay.doctor.recompute.match import ROUNDING, Array, Match, Variant, nearest
-from assay.doctor.recompute.terms import Terms, correction, kl_variants, loss_settings, terms, totals
+from assay.doctor.recompute.terms import (
+    TokenTerms,
+    correction,
+    gradient_parts,
+    kl_variants,
+    loss_settings,
+    terms,
+    totals,
+)
 from assay.record.batch import Batch
+from assay.types import Totals
 from assay.verdict import Missing
+
+Weights = Callable[[Array, Totals], Array]  # of the mask and the counts of the update
+
+
+def _weights_in_training(aggregation: str, mask_BT: Array, counts: Totals) -> Array:
+    return plain(grpo.token_weights(tensor(mask_BT.astype(np.float64)), aggregation, counts))
+
 
 AGGREGATIONS = {
     "sequence_mean": "a mean over each row, then over rows",
@@ -27,6 +46,12 @@ AGGREGATIONS = {
     "row_sums": "a mean over rows of sums over tokens",
 }
 PADDED = "padded_mean"  # divided by rows * columns, padding included
+WEIGHTS: dict[str, Weights] = {
+    **{name: partial(_weights_in_training, name) for name in grpo.AGGREGATIONS},
+    "sum": lambda mask_BT, counts: mask_BT.astype(np.float64),
+    "row_sums": lambda mask_BT, counts: np.asarray(mask_BT / max(counts.sequences, 1)),
+    PADDED: lambda mask_BT, counts: np.asarray(mask_BT / max(counts.sequences * mask_BT.shape[1], 1)),
+}
 WITHOUT_CLIP = 1e9  # a bound that nothing reaches
 
 
@@ -37,16 +62,18 @@ def aggregation_of(batch: Batch) -> str:
 def weights(batch: Batch, aggregation: str) -> Array:
     """The weight of each token in the loss."""
     (mask_BT,) = batch.need("mask")
-    counts = totals(batch)
-    if aggregation not in (*AGGREGATIONS, PADDED):
+    if aggregation not in WEIGHTS:
         raise Missing(f"an aggregation that is known here ({', '.join(AGGREGATIONS)})")
-    if aggregation == "sum":
-        return np.asarray(mask_BT, dtype=np.float64)
-    if aggregation == "row_sums":
-        return np.asarray(mask_BT / max(counts.sequences, 1))
-    if aggregation == PADDED:
-        return np.asarray(mask_BT / max(counts.sequences * mask_BT.shape[1], 1))
-    return plain(grpo.token_weights(tensor(mask_BT.astype(np.float64)), aggregation, counts))
+    return WEIGHTS[aggregation](mask_BT, totals(batch))
+
+
+def expected_gradients(batch: Batch, settings: LossConfig | None = None) -> tuple[Array, Array]:
+    """`gradient_parts` with the tokens weighed as the settings say."""
+    return gradient_parts(batch, weights(batch, aggregation_of(batch)), settings)
+
+
+def without_clip(settings: LossConfig) -> LossConfig:
+    return replace(settings, clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
 
 
 def loss(batch: Batch) -> float:
@@ -79,8 +106,6 @@ def nearest_loss(batch: Batch) -> Match:
         raise Missing("a finite loss")
     settings = loss_settings(batch)
     aggregation = aggregation_of(batch)
-    if aggregation not in AGGREGATIONS:
-        raise Missing(f"an aggregation that is known here ({', '.join(AGGREGATIONS)})")
     as_configured = terms(batch, settings)
     weights_BT = weights(batch, aggregation)
     variants = [*_deliberate(batch, settings, aggregation), *_bugs(batch, settings, aggregation)]
@@ -129,52 +154,43 @@ def _deliberate(batch: Batch, settings: LossConfig, aggregation: str) -> list[Va
     for objective in order:
         term = terms(batch, replace(settings, objective=objective))
         for how, words in AGGREGATIONS.items():
-            values = _total(batch, term, weights(batch, how))
             options = {"objective": (objective,), "aggregation": (how,)}
-            found.append(_variant(f"{objective} with {words}", values, False, options))
-    for other in _other_kl(batch, settings):
-        values = _total(batch, terms(batch, other), weights(batch, aggregation))
+            found.append(
+                _variant(f"{objective} with {words}", _total(batch, term, weights(batch, how)), False, options)
+            )
+    for way in _other_kl(batch, settings):
         options = {"objective": (settings.objective,), "aggregation": (aggregation,)}
-        words = f"{other.kl_estimator} ({other.kl_gradient}) as its KL"
-        words = words if other.kl_placement == "loss" else "no KL in the loss"
-        found.append(_variant(f"{settings.objective} with {words}", values, False, options))
-    for other in _unstated_kl(batch, settings):
-        values = _total(batch, terms(batch, other), weights(batch, aggregation))
-        options = {"objective": (settings.objective,), "aggregation": (aggregation,)}
-        options |= {"kl_estimator": (other.kl_estimator,), "kl_gradient": (other.kl_gradient,)}
-        name = f"{settings.objective} with {other.kl_estimator} ({other.kl_gradient}) as its KL"
-        found.append(_variant(name, values, False, options))
+        words = "no KL in the loss"
+        if way.kl_placement == "loss":
+            words = f"{way.kl_estimator} ({way.kl_gradient}) as its KL"
+            if not _is_open(batch, way):
+                options |= {"kl_estimator": (way.kl_estimator,), "kl_gradient": (way.kl_gradient,)}
+        total = _total(batch, terms(batch, way), weights(batch, aggregation))
+        found.append(_variant(f"{settings.objective} with {words}", total, False, options))
     return found
 
 
-def _unstated_kl(batch: Batch, settings: LossConfig) -> list[LossConfig]:
-    """All ways to have a KL in the loss that the settings rule out."""
-    if not settings.kl_coef or settings.kl_placement != "loss":
+def _other_kl(batch: Batch, settings: LossConfig) -> list[LossConfig]:
+    """All other ways to have a KL; those that the settings leave open first."""
+    if not settings.kl_coef:
         return []
-    return [way for way in _kl_ways(settings) if way != settings and way not in _other_kl(batch, settings)]
-
-
-def _kl_ways(settings: LossConfig) -> list[LossConfig]:
+    in_reward = [] if kl_is_placed(batch) else [replace(settings, kl_placement="reward")]
+    if settings.kl_placement != "loss":
+        return in_reward
     choices = choices_of(LossConfig)
-    return [
+    ways = [
         replace(settings, kl_estimator=estimator, kl_gradient=gradient)
         for estimator in choices["kl_estimator"]
         for gradient in choices["kl_gradient"]
     ]
+    others = [way for way in ways if way != settings]
+    return [*in_reward, *sorted(others, key=lambda way: not _is_open(batch, way))]
 
 
-def _other_kl(batch: Batch, settings: LossConfig) -> list[LossConfig]:
-    """All ways to have a KL that the settings leave open."""
-    if not settings.kl_coef:
-        return []
-    open_ways = [
-        way
-        for way in _kl_ways(settings)
-        if batch.settings.get("kl_estimator", way.kl_estimator) == way.kl_estimator
-        and batch.settings.get("kl_gradient", way.kl_gradient) == way.kl_gradient
-    ]
-    in_reward = [] if kl_is_placed(batch) else [replace(settings, kl_placement="reward")]
-    return [*(way for way in open_ways if way != settings and settings.kl_placement == "loss"), *in_reward]
+def _is_open(batch: Batch, way: LossConfig) -> bool:
+    """Whether no setting speaks against this KL."""
+    names = ("kl_estimator", "kl_gradient")
+    return all(batch.settings.get(name, getattr(way, name)) == getattr(way, name) for name in names)
 
 
 def kl_is_placed(batch: Batch) -> bool:
@@ -228,20 +244,19 @@ SURROGATES = {
 def surrogates(batch: Batch, settings: LossConfig) -> dict[str, Array]:
     """The policy part of each token's loss, right ("min") and with the clip done wrong."""
     right = terms(batch, settings)
-    free = replace(settings, clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
+    free = terms(batch, without_clip(settings))
     advantages_BT = np.where(right.mask_BT, batch.token_advantages, 0.0)
     clamped_BT = np.clip(right.ratio_BT, 1 - settings.clip_low, 1 + settings.clip_high) * advantages_BT
     clamped_BT = -clamped_BT * correction(batch, settings)
-    unclipped_BT = terms(batch, free).policy_BT
     return {
         "min": right.policy_BT,
-        "max": np.minimum(unclipped_BT, clamped_BT),  # of losses: the larger objective is the smaller loss
-        "unclipped": unclipped_BT,
+        "max": np.minimum(free.policy_BT, clamped_BT),  # of losses: the larger objective is the smaller loss
+        "unclipped": free.policy_BT,
         "clamped": clamped_BT,
     }
 
 
-def _total(batch: Batch, term: Terms, weights_BT: Array) -> float:
+def _total(batch: Batch, term: TokenTerms, weights_BT: Array) -> float:
     return _sum(term.of_tokens(), weights_BT, term.mask_BT) + _entropy(batch, term.settings)
 
 

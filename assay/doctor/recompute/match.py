@@ -102,6 +102,16 @@ def distance(recorded: Array, values: Array, *, floor: float = 0.0, scale: float
     return largest / size if largest else 0.0
 
 
+def fit_scale(recorded: Array, expected: Array) -> tuple[float, float]:
+    """(the factor between them, what it leaves unexplained, relative); a trainer may scale its loss."""
+    size = float((expected * expected).sum())
+    if not len(recorded) or size == 0:
+        return 0.0, np.inf
+    scale = float((recorded * expected).sum()) / size
+    whole = float(np.linalg.norm(recorded))
+    return scale, float(np.linalg.norm(recorded - scale * expected)) / whole if whole else np.inf
+
+
 def tolerance(batch: Batch, recorded: Array) -> float:
     """Relative. Wide for bfloat16, whether the settings say so or the numbers show it: 16 bits hold all of them."""
     dtype = str(batch.settings.get("dtype", "float32"))

@@ -1,11 +1,12 @@
 """Log-probs -> ratio, clip, KL, loss of each token and d loss / d new_logprobs, by the formulas of assay/grpo.py.
 
+RATIOS and KL_MISTAKES are tables: the name of a way to compute the numbers -> a function that does.
 Shape legend: B rows, T completion tokens. What stands outside of the mask never matters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from assay import grpo
 from assay.config.sections import LossConfig, choices_of
-from assay.doctor.arrays import plain, tensor
+from assay.doctor.recompute.arrays import plain, tensor
 from assay.doctor.recompute.match import Array, Match, Variant, nearest, tolerance
 from assay.record.batch import Batch
 from assay.types import Totals
@@ -25,7 +26,7 @@ FINE = 1e-3  # a wider tolerance is one of 16-bit numbers, whose exp(d) is off b
 
 
 @dataclass(frozen=True)
-class Terms:
+class TokenTerms:
     """Each token's part before aggregation; the loss is sum(weights * (policy + kl_coef * kl)) + entropy."""
 
     mask_BT: Array
@@ -47,17 +48,14 @@ def loss_settings(batch: Batch) -> LossConfig:
     settings = replace(LossConfig(kl_gradient="naive"), **stated)
     for name, choices in choices_of(LossConfig).items():
         if getattr(settings, name) not in choices:  # other trainers have more
-            raise Missing(f"{_article(name)} {name} that is known here ({', '.join(choices)})")
+            article = "an" if name[0] in "aeiou" else "a"
+            raise Missing(f"{article} {name} that is known here ({', '.join(choices)})")
     return settings
 
 
 def stated_objective(settings: Mapping[str, Any]) -> grpo.Objective | None:
     """What is known of the objective of a batch or a run; None if it is not stated, or not one of ours."""
     return grpo.OBJECTIVES.get(str(settings.get("objective")))
-
-
-def _article(name: str) -> str:
-    return "an" if name[0] in "aeiou" else "a"
 
 
 def totals(batch: Batch) -> Totals:
@@ -72,7 +70,7 @@ def totals(batch: Batch) -> Totals:
     )
 
 
-def terms(batch: Batch, settings: LossConfig | None = None) -> Terms:
+def terms(batch: Batch, settings: LossConfig | None = None) -> TokenTerms:
     settings = loss_settings(batch) if settings is None else settings
     mask_BT, new_BT, old_BT = batch.need("mask", "new_logprobs", "old_logprobs")
     new_BT, old_BT, advantages_BT = (_inside(x_BT, mask_BT) for x_BT in (new_BT, old_BT, batch.token_advantages))
@@ -84,7 +82,7 @@ def terms(batch: Batch, settings: LossConfig | None = None) -> Terms:
         (ref_BT,) = batch.need("ref_logprobs")
         kl_BT = grpo.kl_estimate(tensor(new_BT), tensor(_inside(ref_BT, mask_BT)), settings.kl_estimator)
         kl_BT = plain(kl_BT * ratio_BT if settings.kl_gradient == "unbiased" else kl_BT)
-    return Terms(
+    return TokenTerms(
         mask_BT=mask_BT,
         ratio_BT=plain(ratio_BT),
         clipped_BT=plain(clipped_BT) & mask_BT,
@@ -103,8 +101,8 @@ def gradients(batch: Batch, weights_BT: Array, settings: LossConfig | None = Non
 
 def gradient_parts(batch: Batch, weights_BT: Array, settings: LossConfig | None = None) -> tuple[Array, Array]:
     """The gradient of the policy part, and that of the KL (zeros where the loss has none)."""
-    settings = loss_settings(batch) if settings is None else settings
     found = terms(batch, settings)
+    settings = found.settings
     mask_BT, ratio_BT = found.mask_BT, found.ratio_BT
     new_BT = _inside(batch.need("new_logprobs")[0], mask_BT)
     advantages_BT = _inside(batch.token_advantages, mask_BT)
@@ -129,37 +127,45 @@ def gradient_parts(batch: Batch, weights_BT: Array, settings: LossConfig | None 
     return policy_BT, direct_BT + _through_ratio(found.kl_BT * weights_BT, mask_BT, objective.level)
 
 
+def _ratio(log_BT: Array, mask_BT: Array, level: str) -> Array:
+    return plain(grpo.importance_ratio(tensor(log_BT), tensor(np.zeros(log_BT.shape)), tensor(mask_BT), level))
+
+
+BY_ROW = "of new - old over the row)"  # the same number on every token of a row
+RATIOS: dict[str, Callable[[Array, Array], Array]] = {  # of new - old and the mask
+    "exp(new - old)": lambda log_BT, mask_BT: _ratio(log_BT, mask_BT, "token"),
+    f"exp(mean {BY_ROW}": lambda log_BT, mask_BT: _ratio(log_BT, mask_BT, "sequence"),
+    f"exp(sum {BY_ROW}": lambda log_BT, mask_BT: np.broadcast_to(_exp(log_BT.sum(axis=1)[:, None]), log_BT.shape),
+    "exp(old - new), the inverse": lambda log_BT, mask_BT: _ratio(-log_BT, mask_BT, "token"),
+    "new - old, without exp": lambda log_BT, mask_BT: log_BT,
+    "old - new, without exp": lambda log_BT, mask_BT: -log_BT,
+    "exp(exp(new - old)), exp taken twice": lambda log_BT, mask_BT: _exp(_ratio(log_BT, mask_BT, "token")),
+    f"the inverse of exp(mean {BY_ROW}": lambda log_BT, mask_BT: _ratio(-log_BT, mask_BT, "sequence"),
+}
+# the level of those that somebody may want, where no objective of ours has a product over the row; others are mistakes
+MEANT_RATIOS = {"exp(new - old)": "token", f"exp(mean {BY_ROW}": "sequence", f"exp(sum {BY_ROW}": "product"}
+
+
+def _ratio_variant(name: str, values_BT: Array) -> Variant:
+    level = MEANT_RATIOS.get(name)
+    objectives = tuple(objective for objective, known in grpo.OBJECTIVES.items() if known.level == level)
+    return Variant(name, values_BT, level is None, {} if level is None else {"objective": objectives})
+
+
 def nearest_ratio(batch: Batch) -> Match:
     mask_BT, new_BT, old_BT, recorded = batch.need("mask", "new_logprobs", "old_logprobs", "ratio")
     if not mask_BT.any():
         raise Missing("a loss token")
     log_BT = _inside(new_BT, mask_BT) - _inside(old_BT, mask_BT)
-    lengths_B1 = np.maximum(mask_BT.sum(axis=1, keepdims=True), 1)
-    sums_BT = np.broadcast_to(log_BT.sum(axis=1, keepdims=True), log_BT.shape)
-    token, sequence = (
-        {"objective": tuple(name for name, one in grpo.OBJECTIVES.items() if one.level == level)}
-        for level in grpo.LEVELS
-    )
-    bounded_BT = np.clip(log_BT, -grpo.LOG_RATIO_LIMIT, grpo.LOG_RATIO_LIMIT)
-    by_row = "of new - old over the row)"
-    ways = [
-        Variant("exp(new - old)", np.exp(bounded_BT), False, token),
-        Variant(f"exp(mean {by_row}", np.exp(sums_BT / lengths_B1), False, sequence),
-        Variant(f"exp(sum {by_row}", _exp(sums_BT), False, {"objective": ()}),
-        Variant("exp(old - new), the inverse", np.exp(-bounded_BT), True),
-        Variant("new - old, without exp", log_BT, True),
-        Variant("old - new, without exp", -log_BT, True),
-        Variant("exp(exp(new - old)), exp taken twice", _exp(np.exp(bounded_BT)), True),
-        Variant(f"the inverse of exp(mean {by_row}", np.exp(-sums_BT / lengths_B1), True),
-    ]
+    ways = [_ratio_variant(name, ratio(log_BT, mask_BT)) for name, ratio in RATIOS.items()]
+    if recorded.ndim == 1:  # one per row
+        seen_B = mask_BT.any(axis=1) & (np.abs(log_BT.sum(axis=1)) < FAR)
+        rows = [replace(way, values=way.values[:, 0]) for way in ways if BY_ROW in way.name]
+        return _nearest_inside(batch, recorded, rows, seen_B)
     sampler_BT = batch.get("sampler_logprobs")
     if sampler_BT is not None and np.isfinite(sampler_BT[mask_BT]).all():
         by_sampler_BT = _exp(_inside(new_BT, mask_BT) - _inside(sampler_BT, mask_BT))
         ways.append(Variant("exp(new - sampler)", by_sampler_BT, False, {"objective": ()}))
-    if recorded.ndim == 1:  # one per row
-        seen_B = mask_BT.any(axis=1) & (np.abs(sums_BT[:, 0]) < FAR)
-        rows = [replace(way, values=way.values[:, 0]) for way in ways if by_row in way.name]
-        return _nearest_inside(batch, recorded, rows, seen_B)
     return _nearest_inside(batch, recorded, ways, mask_BT & (np.abs(log_BT) < FAR))
 
 
@@ -175,29 +181,36 @@ def kl_estimates(difference_BT: Array) -> dict[str, Array]:
     return {name: plain(estimate(tensor(difference_BT))) for name, estimate in grpo.KL_ESTIMATORS.items()}
 
 
+def _k3(difference_BT: Array) -> Array:
+    return kl_estimates(difference_BT)["k3"]
+
+
+KL_MISTAKES: dict[str, Callable[[Array], Array]] = {  # of new - ref
+    "k3 with ref and new exchanged: exp(new - ref) - (new - ref) - 1": lambda d_BT: _k3(-d_BT),
+    "ref - new: k1 with the sign flipped": lambda d_BT: -d_BT,
+    "k3 with the sign flipped": lambda d_BT: -_k3(d_BT),
+    "exp(ref - new) - (ref - new): k3 without its - 1": lambda d_BT: _k3(d_BT) + 1.0,
+    "exp(ref - new) + (ref - new) - 1: k3 with one sign wrong": lambda d_BT: _k3(d_BT) - 2 * d_BT,
+}
+
+
 def kl_variants(new_BT: Array, ref_BT: Array, old_BT: Array | None, mask_BT: Array) -> list[Variant]:
     difference_BT = _inside(new_BT, mask_BT) - _inside(ref_BT, mask_BT)
     difference_BT = np.clip(difference_BT, -grpo.LOG_RATIO_LIMIT, grpo.LOG_RATIO_LIMIT)
     kinds = kl_estimates(difference_BT)
-    k3_BT = kinds["k3"]
-    found = [Variant(name, values_BT, False, {"kl_estimator": (name,)}) for name, values_BT in kinds.items()]
+    weighted = {"": np.ones(difference_BT.shape)}
     if old_BT is not None:
         log_BT = _inside(new_BT, mask_BT) - _inside(old_BT, mask_BT)
-        mean_B1 = log_BT.sum(axis=1, keepdims=True) / np.maximum(mask_BT.sum(axis=1, keepdims=True), 1)
-        found += [
-            Variant(f"{name} times the ratio{of_row}", values_BT * _exp(exponent), False, {"kl_estimator": (name,)})
-            for name, values_BT in kinds.items()
-            for of_row, exponent in (("", log_BT), (" of its row", mean_B1))
-        ]
-    swapped = "k3 with ref and new exchanged: exp(new - ref) - (new - ref) - 1"
+        weighted[" times the ratio"] = _ratio(log_BT, mask_BT, "token")
+        weighted[" times the ratio of its row"] = _ratio(log_BT, mask_BT, "sequence")
     return [
-        *found,
+        *(
+            Variant(f"{name}{times}", values_BT * weight_BT, False, {"kl_estimator": (name,)})
+            for times, weight_BT in weighted.items()
+            for name, values_BT in kinds.items()
+        ),
         Variant("|new - ref|", np.abs(difference_BT), False, {"kl_estimator": ("abs",)}),
-        Variant(swapped, np.expm1(difference_BT) - difference_BT, True),
-        Variant("ref - new: k1 with the sign flipped", -difference_BT, True),
-        Variant("k3 with the sign flipped", -k3_BT, True),
-        Variant("exp(ref - new) - (ref - new): k3 without its - 1", k3_BT + 1.0, True),
-        Variant("exp(ref - new) + (ref - new) - 1: k3 with one sign wrong", k3_BT - 2 * difference_BT, True),
+        *(Variant(name, mistake(difference_BT), True) for name, mistake in KL_MISTAKES.items()),
     ]
 
 

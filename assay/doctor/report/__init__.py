@@ -14,11 +14,11 @@ from pathlib import Path
 
 from assay.doctor.diagnosis import Diagnosis, Word
 from assay.doctor.evidence import Batch, Evidence
-from assay.machine.terminal import escaped, shown
+from assay.machine.terminal import escape, quote
 from assay.record import METRICS_FILE
 from assay.verdict import Fact, State, Verdict
 
-__all__ = ["FORMATS", "LEVELS", "Crash", "Report", "escaped", "write"]
+__all__ = ["FORMATS", "LEVELS", "Crash", "Report", "escape", "write"]
 
 FORMATS = ("full", "concise", "json", "sarif", "github", "md")
 LEVELS = ("error", "warning", "note")  # gravest first
@@ -52,14 +52,14 @@ class Report:
     diagnosis: Diagnosis
     looked_at: str = ""  # curves and batches, in words
     is_empty: bool = False  # neither a batch nor a step of a curve
-    quotes: tuple[str, ...] = field(default=(), repr=False)  # prompts and completions as `shown`, the longest first
+    quotes: tuple[str, ...] = field(default=(), repr=False)  # prompts and completions as `quote`, the longest first
     unread: str = ""  # the sentence on why nothing of it could be read
     crash: Crash | None = None
 
     @classmethod
     def of(cls, path: str, evidence: Evidence, diagnosis: Diagnosis) -> Report:
         texts = {text for batch in evidence.batches for rows in _private(batch) for text in rows if text}
-        quotes = sorted(set(map(shown, texts)), key=lambda quote: (-len(quote), quote))
+        quotes = sorted(set(map(quote, texts)), key=lambda quote: (-len(quote), quote))
         is_empty = not (evidence.batches or evidence.curves or evidence.programs or evidence.run or evidence.reward)
         return cls(path, diagnosis, _looked_at(evidence), is_empty, tuple(quotes))
 
@@ -139,7 +139,7 @@ class Report:
         if not isinstance(value, str):
             return value
         # a fact may hold the text itself, not its quoted form
-        return TEXT_LEFT_OUT if shown(value) in self.quotes else self._left_out(value)
+        return TEXT_LEFT_OUT if quote(value) in self.quotes else self._left_out(value)
 
     def _left_out(self, sentence: str) -> str:
         sentence = _LAST_FAILURE.sub(TEXT_LEFT_OUT, sentence)

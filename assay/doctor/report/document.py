@@ -13,7 +13,7 @@ from typing import Any
 from assay import __version__
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import Report, missing_names, step_of
-from assay.doctor.report.summary import Summary
+from assay.doctor.report.summary import totals
 from assay.machine.terminal import json_without_commands
 from assay.verdict import Fact, Place, State
 
@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1  # a field that is added does not change it; one that is rena
 def write(reports: Sequence[Report]) -> str:
     objects = [_report(report) for report in reports]
     whole = objects[0] if len(objects) == 1 else {**_versions(), "reports": objects}
-    return as_text({**whole, "summary": Summary.of(reports).as_mapping()})
+    return as_text({**whole, "summary": totals(reports)})
 
 
 def as_text(whole: dict[str, Any]) -> str:

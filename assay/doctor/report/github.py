@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from assay.doctor.diagnosis import Word
-from assay.doctor.report import NO_TRAINING, Report, escaped, file_and_cell
-from assay.doctor.report.summary import Summary
+from assay.doctor.report import NO_TRAINING, Report, escape, file_and_cell
+from assay.doctor.report.summary import sum_up
 from assay.verdict import State
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
@@ -16,26 +16,26 @@ def write(reports: Sequence[Report]) -> str:
     lines = []
     for report in reports:
         notes = [note for note in report.diagnosis.notes if note != NO_TRAINING or len(reports) == 1]
-        lines += [f"{escaped(report.path)}: note {escaped(note)}" for note in notes]
+        lines += [f"{escape(report.path)}: note {escape(note)}" for note in notes]
         for word in report.diagnosis.findings:
             title = f"{word.code} {word.illness.name} ({word.severity}, {word.confidence})"
             cause = report.diagnosis.causes.get(word.code)
             message = [
-                escaped(word.verdict.message),
+                escape(word.verdict.message),
                 *_in_cell(word),
-                *(escaped(str(fact)) for fact in word.verdict.facts),
+                *(escape(str(fact)) for fact in word.verdict.facts),
                 *([f"follows from {cause}"] if cause else []),
-                f"fix: {escaped(word.fix)}",
+                f"fix: {escape(word.fix)}",
             ]
             lines.append(command(_COMMANDS[word.level], {"title": title, **_where(report, word)}, "\n".join(message)))
         for word in report.diagnosis.of(State.CRASHED):
             title = f"{word.code} {word.illness.name} crashed"
-            lines.append(command("warning", {"title": title, "file": report.path}, escaped(word.verdict.message)))
+            lines.append(command("warning", {"title": title, "file": report.path}, escape(word.verdict.message)))
         if report.failure:
             title = "could not be read" if report.unread else "could not be analysed"
-            lines.append(command("error", {"title": title, "file": report.path}, escaped(report.failure)))
-    whole = f"{escaped(reports[0].path)}: {reports[0].counts}"
-    return "\n".join([*lines, str(Summary.of(reports)) if len(reports) > 1 or reports[0].failure else whole])
+            lines.append(command("error", {"title": title, "file": report.path}, escape(report.failure)))
+    whole = f"{escape(reports[0].path)}: {reports[0].counts}"
+    return "\n".join([*lines, sum_up(reports) if len(reports) > 1 or reports[0].failure else whole])
 
 
 def _where(report: Report, word: Word) -> dict[str, str]:
@@ -73,4 +73,4 @@ def _data(text: str) -> str:
 def _property(text: str) -> str:
     """Control characters other than line breaks have no escape there."""
     quoted = _data(text).replace(":", "%3A").replace(",", "%2C")
-    return escaped(quoted)
+    return escape(quoted)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from assay.doctor.diagnosis import Word
-from assay.doctor.report import NO_TRAINING, Report, escaped
-from assay.doctor.report.summary import Summary, missing_in_short
+from assay.doctor.report import NO_TRAINING, Report, escape
+from assay.doctor.report.summary import missing_in_short, sum_up
 from assay.doctor.report.text import MOST_CLEAN
 from assay.verdict import State
 
@@ -22,7 +22,7 @@ def page(reports: Sequence[Report], *, all_passes: bool, why: bool = False) -> s
 
 def _summary(reports: Sequence[Report], all_passes: bool) -> list[str]:
     others = [report for report in reports if not report.has_block(all_passes)]
-    lines = ["# assay doctor: summary", "", f"{Summary.of(reports)}.", ""]
+    lines = ["# assay doctor: summary", "", f"{sum_up(reports)}.", ""]
     names = [report.path for report in others if report.kind == "clean"]
     if len(names) > MOST_CLEAN:
         lines.append(f"- clean: {len(names)} inputs")
@@ -48,7 +48,7 @@ def plain(text: str) -> str:
     >>> plain("a|b <i>*c*</i> d_e")
     'a\\|b &lt;i&gt;\\*c\\*&lt;/i&gt; d\\_e'
     """
-    quoted = re.sub(r"([\\`*_\[\]|#~$@])", r"\\\1", escaped(text))
+    quoted = re.sub(r"([\\`*_\[\]|#~$@])", r"\\\1", escape(text))
     return quoted.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from assay import __version__
 from assay.doctor.catalogue import Illness
 from assay.doctor.diagnosis import Word
-from assay.doctor.report import Report, escaped, file_and_cell
+from assay.doctor.report import Report, escape, file_and_cell
 from assay.doctor.report.document import as_text
 from assay.verdict import Place, Severity, State
 
@@ -81,8 +81,8 @@ def _rule(illness: Illness) -> dict[str, Any]:
 
 
 def _result(report: Report, word: Word, index: int) -> dict[str, Any]:
-    facts = [escaped(str(fact)) for fact in word.verdict.facts]
-    sentences = [f"{escaped(word.verdict.message)}.", *(f"{fact}." for fact in facts), f"Fix: {escaped(word.fix)}"]
+    facts = [escape(str(fact)) for fact in word.verdict.facts]
+    sentences = [f"{escape(word.verdict.message)}.", *(f"{fact}." for fact in facts), f"Fix: {escape(word.fix)}"]
     return {
         "ruleId": word.code,
         "ruleIndex": index,
@@ -152,7 +152,7 @@ def _crash(report: Report, word: Word) -> dict[str, Any]:
 
 def _message(text: str) -> dict[str, str]:
     """Braces mark placeholders in a message; doubled, they are themselves."""
-    return {"text": escaped(text).replace("{", "{{").replace("}", "}}")}
+    return {"text": escape(text).replace("{", "{{").replace("}", "}}")}
 
 
 def _fingerprint(report: Report, word: Word) -> str:

@@ -6,10 +6,11 @@ import difflib
 import re
 from collections.abc import Sequence
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import Illness, as_name
+from assay.machine.user_error import UserError
 
 
-class UnknownCode(ValueError):
+class UnknownCode(UserError, ValueError):
     """No illness is called so. The message is one sentence with the nearest."""
 
 
@@ -26,14 +27,11 @@ def select(illnesses: Sequence[Illness], chosen: Sequence[str], ignored: Sequenc
     return [illness for illness in illnesses if illness.code in kept]
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
-    """The end of the sentence about an unknown code.
-
-    >>> nearest("rat1", ["RAT11", "RAT01"]), nearest("?", ["RAT01"])
-    ('did you mean RAT01?', "'assay explain' lists them all")
-    """
+def nearest(word: str, illnesses: Sequence[Illness]) -> str:
+    """The end of the sentence about an unknown code: did you mean RAT01?"""
+    known = [*(illness.code for illness in illnesses), *(illness.name for illness in illnesses)]
     code = re.sub(r"(?<=[A-Z])(\d)$", r"0\1", word.upper())
-    near = difflib.get_close_matches(code, known, n=1) or difflib.get_close_matches(_name(word), known, n=1)
+    near = difflib.get_close_matches(code, known, n=1) or difflib.get_close_matches(as_name(word), known, n=1)
     return f"did you mean {near[0]}?" if near else "'assay explain' lists them all"
 
 
@@ -41,10 +39,10 @@ def _codes_named(illnesses: Sequence[Illness], words: Sequence[str]) -> set[str]
     codes: set[str] = set()
     for word in _split(words):
         found = {illness.code for illness in illnesses if illness.code.startswith(word.upper())}
-        found |= {illness.code for illness in illnesses if illness.name == _name(word)}
+        found |= {illness.code for illness in illnesses if illness.name == as_name(word)}
         if not found:
-            known = [*(illness.code for illness in illnesses), *(illness.name for illness in illnesses)]
-            raise UnknownCode(f"{word[:40]!r} is not the code, name or family of an illness; {nearest(word, known)}")
+            unknown = f"{word[:40]!r} is not the code, name or family of an illness"
+            raise UnknownCode(f"{unknown}; {nearest(word, illnesses)}")
         codes |= found
     return codes
 
@@ -52,7 +50,3 @@ def _codes_named(illnesses: Sequence[Illness], words: Sequence[str]) -> set[str]
 def _split(words: Sequence[str]) -> list[str]:
     """--select ADV,RAT01 --select kl05 --> ADV, RAT01, kl05"""
     return [part.strip() for word in words for part in word.split(",") if part.strip()]
-
-
-def _name(word: str) -> str:
-    return word.strip().lower().replace("-", "_")

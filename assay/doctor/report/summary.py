@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from assay.doctor.report import Report
 from assay.verdict import Severity, State
@@ -12,72 +12,39 @@ from assay.verdict import Severity, State
 _FEW = 3  # checks that are named by their codes
 
 
-@dataclass(frozen=True)
-class Summary:
-    inputs: int
-    read: int
-    with_findings: int
-    findings: dict[Severity, int]
-    clean: int  # something was judged, and all of it is right
-    nothing_to_judge: int  # no check had anything to look at
-    incomplete: int  # without a finding, but a check crashed
-    unread: int
-    crashed_checks: int
-    crashed_inputs: int  # could not be analysed at all, by a fault of Assay
+def totals(reports: Sequence[Report]) -> dict[str, Any]:
+    severities = Counter(word.severity for report in reports for word in report.diagnosis.findings)
+    kinds = Counter(report.kind for report in reports)
+    return {
+        "inputs": len(reports),
+        "read": len(reports) - kinds["unread"] - kinds["crashed"],
+        "with_findings": kinds["findings"],
+        "findings": {severity.value: severities[severity] for severity in Severity},
+        "clean": kinds["clean"],  # something was judged, and all of it is right
+        "nothing_to_judge": kinds["nothing to judge"],  # no check had anything to look at
+        "incomplete": kinds["incomplete"],  # without a finding, but a check crashed
+        "unread": kinds["unread"],
+        "crashed_checks": sum(len(report.diagnosis.of(State.CRASHED)) for report in reports),
+        "crashed_inputs": kinds["crashed"],  # could not be analysed at all, by a fault of Assay
+    }
 
-    @classmethod
-    def of(cls, reports: Sequence[Report]) -> Summary:
-        severities = Counter(word.severity for report in reports for word in report.diagnosis.findings)
-        kinds = Counter(report.kind for report in reports)
-        return cls(
-            inputs=len(reports),
-            read=len(reports) - kinds["unread"] - kinds["crashed"],
-            with_findings=kinds["findings"],
-            findings={severity: severities[severity] for severity in Severity},
-            clean=kinds["clean"],
-            nothing_to_judge=kinds["nothing to judge"],
-            incomplete=kinds["incomplete"],
-            unread=kinds["unread"],
-            crashed_checks=sum(len(report.diagnosis.of(State.CRASHED)) for report in reports),
-            crashed_inputs=kinds["crashed"],
-        )
 
-    def __str__(self) -> str:
-        """45 inputs: 44 read, 3 findings in 2 of them (1 fatal, 2 harmful), 30 clean, 12 with nothing to judge, ..."""
-        findings = sum(self.findings.values())
-        severities = ", ".join(f"{count} {severity}" for severity, count in self.findings.items() if count)
-        parts = [
-            f"{self.read} read",
-            f"{_count(findings, 'finding')} in {self.with_findings} of them ({severities})"
-            if findings
-            else "0 findings",
-            f"{self.clean} clean",
-        ]
-        if self.nothing_to_judge:
-            parts.append(f"{self.nothing_to_judge} with nothing to judge")
-        if self.incomplete:
-            parts.append(f"{self.incomplete} incomplete")
-        if self.crashed_checks:
-            parts.append(f"{_count(self.crashed_checks, 'check')} crashed")
-        if self.crashed_inputs:
-            parts.append(f"{self.crashed_inputs} not analysed, by a fault of Assay")
-        if self.unread:
-            parts.append(f"{self.unread} could not be read")
-        return f"{_count(self.inputs, 'input')}: {', '.join(parts)}"
-
-    def as_mapping(self) -> dict[str, object]:
-        return {
-            "inputs": self.inputs,
-            "read": self.read,
-            "with_findings": self.with_findings,
-            "findings": {severity.value: count for severity, count in self.findings.items()},
-            "clean": self.clean,
-            "nothing_to_judge": self.nothing_to_judge,
-            "incomplete": self.incomplete,
-            "unread": self.unread,
-            "crashed_checks": self.crashed_checks,
-            "crashed_inputs": self.crashed_inputs,
-        }
+def sum_up(reports: Sequence[Report]) -> str:
+    """45 inputs: 44 read, 3 findings in 2 of them (1 fatal, 2 harmful), 30 clean, 12 with nothing to judge, ..."""
+    counts = totals(reports)
+    findings = sum(counts["findings"].values())
+    severities = ", ".join(f"{count} {severity}" for severity, count in counts["findings"].items() if count)
+    where = f" in {counts['with_findings']} of them ({severities})" if findings else ""
+    parts = [f"{counts['read']} read", f"{_count(findings, 'finding')}{where}", f"{counts['clean']} clean"]
+    optional = {
+        "nothing_to_judge": f"{counts['nothing_to_judge']} with nothing to judge",
+        "incomplete": f"{counts['incomplete']} incomplete",
+        "crashed_checks": f"{_count(counts['crashed_checks'], 'check')} crashed",
+        "crashed_inputs": f"{counts['crashed_inputs']} not analysed, by a fault of Assay",
+        "unread": f"{counts['unread']} could not be read",
+    }
+    parts += [words for name, words in optional.items() if counts[name]]
+    return f"{_count(counts['inputs'], 'input')}: {', '.join(parts)}"
 
 
 def missing_in_short(reports: Sequence[Report]) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from assay.doctor.diagnosis import Word
-from assay.doctor.report import NO_TRAINING, Report, escaped
-from assay.doctor.report.summary import Summary, missing_in_short
+from assay.doctor.report import NO_TRAINING, Report, escape
+from assay.doctor.report.summary import missing_in_short, sum_up
 from assay.verdict import Severity, State
 
 _COLOURS = {Severity.FATAL: "31;1", Severity.HARMFUL: "33;1", Severity.WASTEFUL: "36"}
@@ -32,7 +32,7 @@ def full(reports: Sequence[Report], *, width: int, colour: bool, all_passes: boo
     missing = missing_in_short(reports)
     rest += _line(f"not enough data  {missing}", width) if missing and not all_passes else []
     blocks += ["\n".join(rest)] if rest else []
-    return "\n\n".join([*blocks, "\n".join(_line(str(Summary.of(reports)), width))])
+    return "\n\n".join([*blocks, "\n".join(_line(sum_up(reports), width))])
 
 
 def _others(reports: Sequence[Report], width: int) -> list[str]:
@@ -63,30 +63,31 @@ def concise(reports: Sequence[Report], *, colour: bool) -> str:
     found: list[str] = []
     failed: list[str] = []
     for report in reports:
-        place = escaped(report.path)
+        place = escape(report.path)
         kept = [note for note in report.diagnosis.notes if note != NO_TRAINING or len(reports) == 1]
-        notes += [f"{place}: note {escaped(note)}" for note in kept]
+        notes += [f"{place}: note {escape(note)}" for note in kept]
         for word in report.diagnosis.findings:
             cause = report.diagnosis.causes.get(word.code)
             follows = f" (follows from {cause})" if cause else ""
-            where = next((f"{escaped(str(position))}:{position.column + 1}" for position in word.verdict.places), place)
+            where = next((f"{escape(str(position))}:{position.column + 1}" for position in word.verdict.places), place)
             found.append(
-                f"{where}: {_paint(word, word.severity, colour)} {_title(word)}: {escaped(word.verdict.message)} "
+                f"{where}: {_paint(word, word.severity, colour)} {_title(word)}: {escape(word.verdict.message)} "
                 f"[{word.confidence}]{follows}"
             )
         failed += [
-            f"{place}: crashed {_title(word)}: {escaped(word.verdict.message)}" for word in _crashed_words(report)
+            f"{place}: crashed {_title(word)}: {escape(word.verdict.message)}"
+            for word in report.diagnosis.of(State.CRASHED)
         ]
-        failed += [escaped(report.failure)] if report.failure else []
+        failed += [escape(report.failure)] if report.failure else []
     if len(reports) == 1 and not reports[0].failure:
-        return "\n".join([*notes, *found, *failed, f"{escaped(reports[0].path)}: {reports[0].counts}"])
-    return "\n".join([*found, *notes, *failed, str(Summary.of(reports))])
+        return "\n".join([*notes, *found, *failed, f"{escape(reports[0].path)}: {reports[0].counts}"])
+    return "\n".join([*found, *notes, *failed, sum_up(reports)])
 
 
-def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
     """Lines of at most `width` characters, except for a longer word: codes and paths are never broken."""
     return textwrap.wrap(
-        escaped(text),
+        escape(text),
         max(width, 30),
         initial_indent=first,
         subsequent_indent=rest,
@@ -100,7 +101,7 @@ def bold(text: str, colour: bool) -> str:
 
 
 def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool, is_alone: bool = True) -> str:
-    lines = [bold(escaped(report.path), colour) + f": {escaped(report.looked_at)}", ""]
+    lines = [bold(escape(report.path), colour) + f": {escape(report.looked_at)}", ""]
     notes = report.diagnosis.notes
     most = len(notes) if all_passes or len(notes) <= MOST_NOTES else MOST_NOTES - 1
     lines += [line for note in notes[:most] for line in _line(f"note     {note}", width)]
@@ -138,7 +139,7 @@ def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool, 
 def _crashes(report: Report, width: int, where: str = "") -> list[str]:
     return [
         line
-        for word in _crashed_words(report)
+        for word in report.diagnosis.of(State.CRASHED)
         for line in _line(f"crashed  {_title(word)}{where}: {word.verdict.message}", width)
     ]
 
@@ -146,21 +147,21 @@ def _crashes(report: Report, width: int, where: str = "") -> list[str]:
 def _finding(report: Report, word: Word, width: int, colour: bool, why: bool) -> list[str]:
     seen = f", seen in the {word.seen_in}" if word.seen_in else ""
     lines = [f"{_paint(word, f'{word.severity:<8}', colour)} {bold(_title(word), colour)} [{word.confidence}{seen}]"]
-    lines += wrapped(word.verdict.message, width, _INDENT, _INDENT)
+    lines += wrap(word.verdict.message, width, _INDENT, _INDENT)
     for fact in word.verdict.facts:
-        lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
-    lines += [f"{_INDENT}{escaped(line)}" for line in word.verdict.examples]
+        lines += wrap(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
+    lines += [f"{_INDENT}{escape(line)}" for line in word.verdict.examples]
     lines += _places(report, word, width, why)
-    lines += wrapped(f"fix: {word.fix}", width, _INDENT, _INDENT)
+    lines += wrap(f"fix: {word.fix}", width, _INDENT, _INDENT)
     if word.verdict.edit is not None:
         edit = word.verdict.edit
         sentence = f"edit {edit.place}: {edit.place.text} -> {edit.replacement}"
-        lines += wrapped(sentence, width, _INDENT, f"{_INDENT}  ")
+        lines += wrap(sentence, width, _INDENT, f"{_INDENT}  ")
     lines.append(f"{_INDENT}more: assay explain {word.code}")
     for follower in report.diagnosis.consequences(word.code):
         sentence = f"follows from it: {_title(follower)}: {follower.verdict.message}"
-        lines += wrapped(sentence, width, f"{_INDENT}  ", f"{_INDENT}    ")
-        lines += [f"{_INDENT}    {escaped(line)}" for line in follower.verdict.examples if why]
+        lines += wrap(sentence, width, f"{_INDENT}  ", f"{_INDENT}    ")
+        lines += [f"{_INDENT}    {escape(line)}" for line in follower.verdict.examples if why]
     return lines
 
 
@@ -172,34 +173,30 @@ def _places(report: Report, word: Word, width: int, why: bool) -> list[str]:
         more = f", and {word.batches - 1} more" if word.batches > 1 else ""
         if not more and seen in (report.path, Path(report.path).name):
             return []
-        return wrapped(f"seen in {seen}{more}", width, f"{_INDENT}- ", f"{_INDENT}  ")
-    lines = wrapped(f"{places[0]}  {places[0].text}", width, f"{_INDENT}> ", f"{_INDENT}  ")
+        return wrap(f"seen in {seen}{more}", width, f"{_INDENT}- ", f"{_INDENT}  ")
+    lines = wrap(f"{places[0]}  {places[0].text}", width, f"{_INDENT}> ", f"{_INDENT}  ")
     for place in places[1:MOST_PLACES]:
-        lines += wrapped(f"see {place}  {place.text}", width, f"{_INDENT}- ", f"{_INDENT}  ")
+        lines += wrap(f"see {place}  {place.text}", width, f"{_INDENT}- ", f"{_INDENT}  ")
     if len(places) > MOST_PLACES:
         lines.append(f"{_INDENT}- and {len(places) - MOST_PLACES} more places")
     if why:
         for sentence in word.verdict.why:
-            lines += wrapped(f"why: {sentence}", width, f"{_INDENT}- ", f"{_INDENT}  ")
+            lines += wrap(f"why: {sentence}", width, f"{_INDENT}- ", f"{_INDENT}  ")
     return lines
 
 
 def _healthy(word: Word, width: int, most: int) -> list[str]:
     lines = _line(f"healthy  {_title(word)}: {word.verdict.message}", width)
     for fact in word.verdict.facts[:most]:
-        lines += wrapped(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
-    lines += [f"{_INDENT}{escaped(line)}" for line in word.verdict.examples]
+        lines += wrap(str(fact), width, f"{_INDENT}- ", f"{_INDENT}  ")
+    lines += [f"{_INDENT}{escape(line)}" for line in word.verdict.examples]
     if 0 < most < len(word.verdict.facts):
         lines.append(f"{_INDENT}- {len(word.verdict.facts) - most} more with --select {word.code}")
     return lines
 
 
 def _line(sentence: str, width: int) -> list[str]:
-    return wrapped(sentence, width, "", _INDENT)
-
-
-def _crashed_words(report: Report) -> list[Word]:
-    return report.diagnosis.of(State.CRASHED)
+    return wrap(sentence, width, "", _INDENT)
 
 
 def _title(word: Word) -> str:

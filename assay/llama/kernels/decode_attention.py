@@ -1,11 +1,11 @@
-"""Attention of one new token a lane, from the raw products of queries, keys and values to the sum of values.
+"""Attention of one new token per slot, from the raw products of queries, keys and values to the sum of values.
 
-One program takes a lane and a head of keys with all the heads of queries that share it: it norms them (Qwen3), rotates
-them, writes the new key and value into the lane's own cache, and attends to the prompt's cache, which the group shares,
-to the lane's own, and to the new token itself. Only valid entries are read. Where lanes are few, several programs share
+One program takes a slot and a head of keys with all the heads of queries that share it: it norms them (Qwen3), rotates
+them, writes the new key and value into the slot's own cache, and attends to the prompt's cache, which the group shares,
+to the slot's own, and to the new token itself. Only valid entries are read. Where slots are few, several programs share
 the context, and a second kernel joins their results: exactly, and always in the same order.
 
-Shape legend: L lanes, H heads, K heads of keys, G heads of queries that share one (padded), W width of a head (padded),
+Shape legend: L slots, H heads, K heads of keys, G heads of queries that share one (padded), W width of a head (padded),
 B entries of the cache seen at a time, S splits of the context, N tokens.
 """
 
@@ -25,18 +25,18 @@ from assay.llama.kernels.decode_state import (
     DONE,
     FIELDS,
     OWN_CACHE,
-    OWN_SLOT,
-    OWN_SLOTS,
+    OWN_ROW,
+    OWN_ROWS,
     OWN_TOKENS,
     PROMPT_CACHE,
-    PROMPT_SLOT,
-    PROMPT_SLOTS,
+    PROMPT_ROW,
+    PROMPT_ROWS,
     PROMPT_TOKENS,
     ROTATIONS,
     launch,
 )
 
-SPLIT_PROGRAMS = 512  # the context is split up to so many programs: about four for each of 132 multiprocessors
+SPLIT_PROGRAMS = 512  # at most, that share the context: about four for each of 132 multiprocessors
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -59,10 +59,10 @@ class Tiles:
     stages: int
 
     @classmethod
-    def for_lanes(cls, lanes: int, heads: Heads, context: int, dtype: torch.dtype, shared: int) -> Tiles:
+    def for_slots(cls, slots: int, heads: Heads, context: int, dtype: torch.dtype, shared: int) -> Tiles:
         """A fixed choice by shape: one that is timed on the spot would make the bits depend on the weather. `shared`:
         bytes of shared memory, into which it must fit."""
-        programs, is_wide = lanes * heads.key_heads, heads.width > 64
+        programs, is_wide = slots * heads.key_heads, heads.width > 64
         splits = _splits(programs, context)
         if dtype.itemsize > 2:  # exact products run on the ordinary units, which want small tiles
             tiles = cls(splits, block=32, warps=4, stages=1)
@@ -103,7 +103,7 @@ def _padded_group(heads: Heads) -> int:
 
 
 @triton.jit
-def _rotated(
+def _rotate(
     base, heads_G, held_G, weight, cosine_W, sine_W, epsilon,
     WIDTH: tl.constexpr, W: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +141,7 @@ def _angles(rotation, WIDTH: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def _seen(
+def _see_block(
     queries_GW, keys, values, start, count, scale, highest_G, total_G, sums_GW,
     WIDTH: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -169,26 +169,26 @@ def _attend(
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDTH: tl.constexpr, G: tl.constexpr, W: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, NORMED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    head, lane, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, slot, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KEY_HEADS
     dtype = outputs.dtype.element_ty
-    lane_state = state + lane * FIELDS
-    done = tl.load(lane_state + DONE)
-    before = tl.load(lane_state + BEFORE)
+    slot_state = state + slot * FIELDS
+    done = tl.load(slot_state + DONE)
+    before = tl.load(slot_state + BEFORE)
     rotation = tl.load(places + ROTATIONS).to(tl.pointer_type(tl.float32)) + (before + done).to(tl.int64) * WIDTH
     # caches are aligned, which is what lets whole vectors be read
     own_tokens = tl.load(places + OWN_TOKENS)
-    own_slots = tl.load(places + OWN_SLOTS)
+    own_rows = tl.load(places + OWN_ROWS)
     own_keys = tl.multiple_of(tl.load(places + OWN_CACHE).to(tl.pointer_type(dtype)), 16)
-    own_slot = (2 * layer * own_slots + tl.load(lane_state + OWN_SLOT)) * KEY_HEADS + head
-    own_keys += own_slot * own_tokens * WIDTH
-    own_values = own_keys + own_slots * KEY_HEADS * own_tokens * WIDTH
+    own_row = (2 * layer * own_rows + tl.load(slot_state + OWN_ROW)) * KEY_HEADS + head
+    own_keys += own_row * own_tokens * WIDTH
+    own_values = own_keys + own_rows * KEY_HEADS * own_tokens * WIDTH
     prompt_tokens = tl.load(places + PROMPT_TOKENS)
-    prompt_slots = tl.load(places + PROMPT_SLOTS)
+    prompt_rows = tl.load(places + PROMPT_ROWS)
     prompt_keys = tl.multiple_of(tl.load(places + PROMPT_CACHE).to(tl.pointer_type(dtype)), 16)
-    prompt_slot = (2 * layer * prompt_slots + tl.load(lane_state + PROMPT_SLOT)) * KEY_HEADS + head
-    prompt_keys += prompt_slot * prompt_tokens * WIDTH
-    prompt_values = prompt_keys + prompt_slots * KEY_HEADS * prompt_tokens * WIDTH
+    prompt_row = (2 * layer * prompt_rows + tl.load(slot_state + PROMPT_ROW)) * KEY_HEADS + head
+    prompt_keys += prompt_row * prompt_tokens * WIDTH
+    prompt_values = prompt_keys + prompt_rows * KEY_HEADS * prompt_tokens * WIDTH
 
     width_W = tl.arange(0, W)
     held_W = width_W < WIDTH
@@ -198,12 +198,10 @@ def _attend(
         gdc_launch_dependents()
     sharing_G = tl.arange(0, G)
     held_G = sharing_G < group
-    row = qkv + lane * (HEADS + 2 * KEY_HEADS) * WIDTH
-    queries_GW = _rotated(
-        row, head * group + sharing_G, held_G, query_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED
-    )
+    row = qkv + slot * (HEADS + 2 * KEY_HEADS) * WIDTH
+    queries_GW = _rotate(row, head * group + sharing_G, held_G, query_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
     one = tl.arange(0, 1)
-    key_1W = _rotated(row, HEADS + head + one, one < 1, key_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
+    key_1W = _rotate(row, HEADS + head + one, one < 1, key_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
     value_W = tl.load(row + (HEADS + KEY_HEADS + head) * WIDTH + width_W, mask=held_W, other=0.0)
     if split == 0:
         tl.store(own_keys + done * WIDTH + one[:, None] + width_W[None, :], key_1W, mask=held_W[None, :])
@@ -223,17 +221,17 @@ def _attend(
         values = tl.multiple_of(tl.where(of_prompt, prompt_values, own_values), 16)
         count = tl.where(of_prompt, before, done)
         start = tl.where(of_prompt, number, number - prompt_blocks) * BLOCK
-        highest_G, total_G, sums_GW = _seen(
+        highest_G, total_G, sums_GW = _see_block(
             queries_GW, keys, values, start, count, scale, highest_G, total_G, sums_GW, WIDTH, W, BLOCK
         )
 
     heads_G = head * group + sharing_G
     held = held_G[:, None] & held_W[None, :]
     if SPLITS == 1:
-        spots = outputs + (lane * HEADS + heads_G[:, None]) * WIDTH + width_W[None, :]
+        spots = outputs + (slot * HEADS + heads_G[:, None]) * WIDTH + width_W[None, :]
         tl.store(spots, (sums_GW / total_G[:, None]).to(dtype), mask=held)
     else:
-        rows_G = (lane * SPLITS + split) * HEADS + heads_G
+        rows_G = (slot * SPLITS + split) * HEADS + heads_G
         tl.store(part_sums + rows_G[:, None] * WIDTH + width_W[None, :], sums_GW, mask=held)
         tl.store(parts + rows_G * 2, highest_G, mask=held_G)
         tl.store(parts + rows_G * 2 + 1, total_G, mask=held_G)
@@ -247,22 +245,22 @@ def _join(
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
-    head, lane = tl.program_id(0), tl.program_id(1)
+    head, slot = tl.program_id(0), tl.program_id(1)
     width_W = tl.arange(0, W)
-    rows_S = (lane * SPLITS + tl.arange(0, SPLITS)) * HEADS + head
+    rows_S = (slot * SPLITS + tl.arange(0, SPLITS)) * HEADS + head
     highest_S = tl.load(parts + rows_S * 2)
     fade_S = tl.exp2(highest_S - tl.max(highest_S, 0))
     total = tl.sum(fade_S * tl.load(parts + rows_S * 2 + 1), 0)
     held = (width_W < WIDTH)[None, :]
     sums_SW = tl.load(part_sums + rows_S[:, None] * WIDTH + width_W[None, :], mask=held, other=0.0)
     summed_W = tl.sum(sums_SW * fade_S[:, None], 0) / total
-    spots = outputs + (lane * HEADS + head) * WIDTH + width_W
+    spots = outputs + (slot * HEADS + head) * WIDTH + width_W
     tl.store(spots, summed_W.to(outputs.dtype.element_ty), mask=width_W < WIDTH)
 
 
 @triton.jit(do_not_specialize=["layer"])
 def _remember(
-    qkv, turned, slots, positions, places, query_norm, key_norm, layer, epsilon,
+    qkv, turned, rows, positions, places, query_norm, key_norm, layer, epsilon,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDTH: tl.constexpr, G: tl.constexpr, W: tl.constexpr,
     NORMED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -274,22 +272,22 @@ def _remember(
     group: tl.constexpr = HEADS // KEY_HEADS
     width_W = tl.arange(0, W)
     held_W = width_W < WIDTH
-    slot, position = tl.load(slots + token), tl.load(positions + token)
+    cache_row, position = tl.load(rows + token), tl.load(positions + token)
     rotation = tl.load(places + ROTATIONS).to(tl.pointer_type(tl.float32)) + position * WIDTH
     cosine_W, sine_W = _angles(rotation, WIDTH, W)
     row = qkv + token * (HEADS + 2 * KEY_HEADS) * WIDTH
     sharing_G, one = tl.arange(0, G), tl.arange(0, 1)
     held_G, heads_G = sharing_G < group, head * group + sharing_G
-    queries_GW = _rotated(row, heads_G, held_G, query_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
-    key_1W = _rotated(row, HEADS + head + one, one < 1, key_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
+    queries_GW = _rotate(row, heads_G, held_G, query_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
+    key_1W = _rotate(row, HEADS + head + one, one < 1, key_norm, cosine_W, sine_W, epsilon, WIDTH, W, NORMED)
     value_W = tl.load(row + (HEADS + KEY_HEADS + head) * WIDTH + width_W, mask=held_W, other=0.0)
     spots = turned + token * (HEADS + KEY_HEADS) * WIDTH
     held_GW, width_1W = held_G[:, None] & held_W[None, :], one[:, None] + width_W[None, :]
     tl.store(spots + heads_G[:, None] * WIDTH + width_W[None, :], queries_GW, mask=held_GW)
     tl.store(spots + (HEADS + head) * WIDTH + width_1W, key_1W, mask=held_W[None, :])
-    tokens, count = tl.load(places + PROMPT_TOKENS), tl.load(places + PROMPT_SLOTS)
+    tokens, count = tl.load(places + PROMPT_TOKENS), tl.load(places + PROMPT_ROWS)
     cache = tl.load(places + PROMPT_CACHE).to(tl.pointer_type(turned.dtype.element_ty))
-    cache += (((2 * layer * count + slot) * KEY_HEADS + head) * tokens + position) * WIDTH
+    cache += (((2 * layer * count + cache_row) * KEY_HEADS + head) * tokens + position) * WIDTH
     tl.store(cache + width_1W, key_1W, mask=held_W[None, :])
     tl.store(cache + count * KEY_HEADS * tokens * WIDTH + width_W, value_W, mask=held_W)
 
@@ -311,19 +309,19 @@ def attend(
     room: tuple[Tensor, Tensor],
     norms: tuple[Tensor, Tensor] | None,
 ) -> None:
-    """outputs_LO = attention of every lane's new token; `norms` are those of queries and keys."""
-    lanes = qkv_LO.shape[0]
+    """outputs_LO = attention of every slot's new token; `norms` are those of queries and keys."""
+    slots = qkv_LO.shape[0]
     parts, part_sums = room
     query_norm, key_norm = norms if norms is not None else (qkv_LO, qkv_LO)
     width = _padded_width(heads)
-    _attend[(heads.key_heads, lanes, tiles.splits)](
+    _attend[(heads.key_heads, slots, tiles.splits)](
         qkv_LO, outputs_LO, parts, part_sums, state_LF, places, query_norm, key_norm, layer, heads.scale, heads.epsilon,
         HEADS=heads.heads, KEY_HEADS=heads.key_heads, WIDTH=heads.width, W=width,
         G=_padded_group(heads), BLOCK=tiles.block, SPLITS=tiles.splits, NORMED=norms is not None,
         **launch(qkv_LO.device, tiles.warps, tiles.stages),
     )  # fmt: skip
     if tiles.splits > 1:
-        _join[(heads.heads, lanes)](
+        _join[(heads.heads, slots)](
             parts, part_sums, outputs_LO, HEADS=heads.heads, WIDTH=heads.width, W=width, SPLITS=tiles.splits,
             **launch(qkv_LO.device, 2),
         )  # fmt: skip
@@ -332,7 +330,7 @@ def attend(
 def remember(
     qkv_NO: Tensor,
     turned_NO: Tensor,
-    slots_N: Tensor,
+    rows_N: Tensor,
     positions_N: Tensor,
     places: Tensor,
     layer: int,
@@ -342,7 +340,7 @@ def remember(
     """turned_NO = queries and keys of prompts as attention wants them; keys and values go into the cache of prompts."""
     query_norm, key_norm = norms if norms is not None else (qkv_NO, qkv_NO)
     _remember[(qkv_NO.shape[0], heads.key_heads)](
-        qkv_NO, turned_NO, slots_N, positions_N, places, query_norm, key_norm, layer, heads.epsilon,
+        qkv_NO, turned_NO, rows_N, positions_N, places, query_norm, key_norm, layer, heads.epsilon,
         HEADS=heads.heads, KEY_HEADS=heads.key_heads, WIDTH=heads.width, W=triton.next_power_of_2(heads.width),
         G=triton.next_power_of_2(heads.heads // heads.key_heads), NORMED=norms is not None,
         **launch(qkv_NO.device, 1),

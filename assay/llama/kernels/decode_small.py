@@ -2,7 +2,7 @@
 
 They round where the model in PyTorch rounds: a norm before its weight, an activation before its product.
 
-Shape legend: L lanes, D hidden size, I inner size of the gated layer, O gates and ups, F fields of a lane.
+Shape legend: L slots, D hidden size, I inner size of the gated layer, O gates and ups, F fields of a slot.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -20,12 +20,12 @@ BLOCK = 1024  # gates at a time
 
 @triton.jit
 def _embed(state, embedding, states, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
-    lane = tl.program_id(0)
+    slot = tl.program_id(0)
     inner_D = tl.arange(0, BLOCK)
     held_D = inner_D < HIDDEN
-    token = tl.load(state + lane * FIELDS + TOKEN).to(tl.int64)
+    token = tl.load(state + slot * FIELDS + TOKEN).to(tl.int64)
     row_D = tl.load(embedding + token * HIDDEN + inner_D, mask=held_D, other=0.0)
-    tl.store(states + lane * HIDDEN + inner_D, row_D, mask=held_D)
+    tl.store(states + slot * HIDDEN + inner_D, row_D, mask=held_D)
 
 
 @triton.jit
@@ -89,23 +89,14 @@ def gate_rows(gate_up, out, width, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr)
 
 
 def embed(state_LF: Tensor, embedding_VD: Tensor, states_LD: Tensor) -> None:
-    """states_LD = embeddings of the lanes' next inputs. The first kernel of a step, and launched in the ordinary way:
+    """states_LD = embeddings of the slots' next inputs. The first kernel of a step, and launched in the ordinary way:
     those behind it may then rely on all that the last step wrote without waiting for each other."""
-    lanes, hidden = states_LD.shape
+    slots, hidden = states_LD.shape
     block = triton.next_power_of_2(hidden)
-    _embed[(lanes,)](state_LF, embedding_VD, states_LD, HIDDEN=hidden, BLOCK=block, num_warps=4)
+    _embed[(slots,)](state_LF, embedding_VD, states_LD, HIDDEN=hidden, BLOCK=block, num_warps=4)
 
 
-def norm(states_LD: Tensor, weight_D: Tensor, epsilon: float, normed_LD: Tensor) -> None:
-    launch_row(states_LD, None, weight_D, epsilon, normed_LD)
-
-
-def add_norm(states_LD: Tensor, change_LD: Tensor, weight_D: Tensor, epsilon: float, normed_LD: Tensor) -> None:
-    """states_LD += change_LD in place; normed_LD = the norm of that."""
-    launch_row(states_LD, change_LD, weight_D, epsilon, normed_LD)
-
-
-def launch_row(
+def add_norm(
     states_LD: Tensor,
     change_LD: Tensor | None,
     weight_D: Tensor,
@@ -113,13 +104,14 @@ def launch_row(
     normed_LD: Tensor,
     prepared: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """The norm, of the sum where there is a change; `prepared` (weighted_LD, squares_1L) is for the fused matmuls."""
-    lanes, width = states_LD.shape
+    """states_LD += change_LD in place, if there is a change; normed_LD = the norm of that. `prepared` (weighted_LD,
+    squares_1L) is for the fused matmuls."""
+    slots, width = states_LD.shape
     # what prepares follows cuBLAS, which lets nobody begin before its end: the usual launch is a little faster there
     how = launch(states_LD.device, 4)
     if prepared is not None:
         how = {name: value for name, value in how.items() if name != "launch_pdl"}
-    _row[(lanes,)](
+    _row[(slots,)](
         states_LD,
         change_LD,
         weight_D,
@@ -136,6 +128,6 @@ def launch_row(
 
 def gate(gate_up_LO: Tensor, gated_LI: Tensor) -> None:
     """gated_LI = silu(gate) * up; gate_up_LO holds the two side by side. It follows cuBLAS."""
-    lanes, inner = gated_LI.shape
+    slots, inner = gated_LI.shape
     is_dependent = launch(gated_LI.device, 4)["DEPENDENT"]
-    gate_rows[(lanes, triton.cdiv(inner, BLOCK))](gate_up_LO, gated_LI, inner, is_dependent, BLOCK=BLOCK)
+    gate_rows[(slots, triton.cdiv(inner, BLOCK))](gate_up_LO, gated_LI, inner, is_dependent, BLOCK=BLOCK)

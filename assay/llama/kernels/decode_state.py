@@ -1,9 +1,9 @@
-"""Where the decoding kernels find a lane's numbers and the memory of a run.
+"""Where the decoding kernels find a slot's numbers and the memory of a run.
 
-Both are tensors on the device, so that a captured CUDA graph stays valid when lanes change and when the caches lie
-elsewhere than last time: a lane's numbers are a row of state_LF (int32), the addresses and sizes are places (int64).
+Both are tensors on the device, so that a captured CUDA graph stays valid when slots change and when the caches lie
+elsewhere than last time: a slot's numbers are a row of state_LF (int32), the addresses and sizes are places (int64).
 
-Shape legend: L lanes, F fields of a lane.
+Shape legend: L slots, F fields of a slot.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from typing import Any
 import torch
 import triton.language as tl
 
-# fields of a lane
+# fields of a slot
 FIELDS = tl.constexpr(8)
 TOKEN = tl.constexpr(0)  # the next input
-DONE = tl.constexpr(1)  # tokens sampled so far, which is also where the next input goes in the lane's own cache
+DONE = tl.constexpr(1)  # tokens sampled so far, which is also where the next input goes in the slot's own cache
 BEFORE = tl.constexpr(2)  # tokens of the prompt without its last one
-PROMPT_SLOT = tl.constexpr(3)
-OWN_SLOT = tl.constexpr(4)
-ROLLOUT = tl.constexpr(5)  # row in the table of random numbers; -1: nobody sits here
+PROMPT_ROW = tl.constexpr(3)
+OWN_ROW = tl.constexpr(4)
+ROLLOUT = tl.constexpr(5)  # row in the table of random numbers; -1: the slot is idle
 COLUMN = tl.constexpr(6)  # where the next sampled token is written down
 
-# numbers of a run; caches are [layer, keys or values, slot, key head, token, width]
+# numbers of a run; caches are [layer, keys or values, row, key head, token, width]
 PLACES = tl.constexpr(16)
 OWN_CACHE = tl.constexpr(0)  # address
-OWN_SLOTS = tl.constexpr(1)
+OWN_ROWS = tl.constexpr(1)
 OWN_TOKENS = tl.constexpr(2)  # the limit of sampled tokens
 PROMPT_CACHE = tl.constexpr(3)  # address
-PROMPT_SLOTS = tl.constexpr(4)
+PROMPT_ROWS = tl.constexpr(4)
 PROMPT_TOKENS = tl.constexpr(5)
 ROTATIONS = tl.constexpr(6)  # address of float32 [position, cosines then sines]
 UNIFORMS = tl.constexpr(7)  # address of float32 [rollout, token]
 UNIFORMS_TOKENS = tl.constexpr(8)
-WRITTEN_TOKENS = tl.constexpr(9)  # address of int32 [column, 2, lane]: sampled tokens, and their log-probs as float32
-WRITTEN_LANES = tl.constexpr(10)
+WRITTEN_TOKENS = tl.constexpr(9)  # address of int32 [column, 2, slot]: sampled tokens, and their log-probs as float32
+WRITTEN_SLOTS = tl.constexpr(10)
 
 
 @cache

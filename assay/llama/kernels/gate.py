@@ -18,7 +18,7 @@ from torch import Tensor
 from assay.llama.kernels.decode_small import BLOCK, gate_rows
 
 
-def gated(gate_up_NJ: Tensor) -> Tensor:
+def gate_and_up(gate_up_NJ: Tensor) -> Tensor:
     """gated_NM"""
     return _Gated.apply(gate_up_NJ)  # type: ignore[no-any-return]
 

@@ -5,7 +5,7 @@ Nothing is allocated and nothing waits, so that the step can be captured as a CU
 
     normed_matmul(stream, query_key_value, bias, out=heads)
     stream = residual_matmul(seen, output, bias, stream, second_norm)
-    normed_gated_matmul(stream, gate_up, bias, out=hidden)
+    normed_matmul(stream, gate_up, bias, out=hidden, gated=True)
     stream = residual_matmul(hidden, down, bias, stream, first_norm_of_the_next_layer)
 
 Shape legend: B rows, D hidden size, O outputs, I inputs, P parts of a row's sum of squares.
@@ -20,7 +20,7 @@ import torch
 import triton
 from torch import Tensor
 
-from assay.llama.kernels.decode_small import gate, launch_row, norm
+from assay.llama.kernels.decode_small import add_norm, gate
 from assay.llama.kernels.decode_state import launch
 from assay.llama.kernels.matmul_kernels import LINE_BYTES, normed_kernel, residual_kernel
 from assay.llama.kernels.matmul_tiles import Tile, fitting, gated_tile, normed_tile, residual_tile
@@ -34,7 +34,7 @@ MOST_LINES = 64  # of a row of weights that are fetched early
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Room:
-    """Scratch memory of a step of at most so many rows."""
+    """Scratch memory of a step, for up to a number of rows."""
 
     weighted: Tensor
     normed: Tensor
@@ -82,7 +82,7 @@ class Stream:
         """norm(states)_BD, computed now if it was not before."""
         normed_BD = self.scratch(self.room.normed, self.states_BD.shape[1])
         if not self.is_normed:
-            norm(self.states_BD, self.norm_D, self.epsilon, normed_BD)
+            add_norm(self.states_BD, None, self.norm_D, self.epsilon, normed_BD)
         return normed_BD
 
 
@@ -93,24 +93,17 @@ def begin(states_BD: Tensor, norm_D: Tensor, epsilon: float, room: Room) -> Stre
     return stream
 
 
-def normed_matmul(stream: Stream, weight_OD: Tensor, bias_O: Tensor | None, out_BO: Tensor) -> None:
-    """out = norm(states) @ weight^T + bias."""
+def normed_matmul(
+    stream: Stream, weight_OD: Tensor, bias_O: Tensor | None, out_BO: Tensor, gated: bool = False
+) -> None:
+    """out = norm(states) @ weight^T + bias. Gated: out = silu(norm(states) @ gate^T) * (norm(states) @ up^T), and the
+    rows of weight are those of gate, then of up."""
     outputs, inputs = weight_OD.shape
-    tile = normed_tile(stream.rows, inputs, outputs, out_BO.dtype)
+    tile = (gated_tile if gated else normed_tile)(stream.rows, inputs, outputs, out_BO.dtype)
     if tile is not None:
-        fused_normed(stream, weight_OD, bias_O, out_BO, tile)
+        fused_normed(stream, weight_OD, bias_O, out_BO, tile, gated)
     else:
-        plain_normed(stream, weight_OD, bias_O, out_BO)
-
-
-def normed_gated_matmul(stream: Stream, weight_OD: Tensor, bias_O: Tensor | None, out_BI: Tensor) -> None:
-    """out = silu(norm(states) @ gate^T) * (norm(states) @ up^T); the rows of weight are those of gate, then of up."""
-    outputs, inputs = weight_OD.shape
-    tile = gated_tile(stream.rows, inputs, outputs, out_BI.dtype)
-    if tile is not None:
-        fused_normed(stream, weight_OD, bias_O, out_BI, tile, gated=True)
-    else:
-        plain_normed_gated(stream, weight_OD, bias_O, out_BI)
+        plain_normed(stream, weight_OD, bias_O, out_BO, gated)
 
 
 def residual_matmul(
@@ -124,21 +117,18 @@ def residual_matmul(
     return plain_residual(inputs_BI, weight_DI, bias_D, stream, norm_D)
 
 
-def plain_normed(stream: Stream, weight_OD: Tensor, bias_O: Tensor | None, out_BO: Tensor) -> None:
-    _matmul(stream.normed(), weight_OD, bias_O, out_BO)
-
-
-def plain_normed_gated(stream: Stream, weight_OD: Tensor, bias_O: Tensor | None, out_BI: Tensor) -> None:
-    both_BO = stream.scratch(stream.room.products, weight_OD.shape[0])
-    _matmul(stream.normed(), weight_OD, bias_O, both_BO)
-    gate(both_BO, out_BI)
+def plain_normed(stream: Stream, weight_OD: Tensor, bias_O: Tensor | None, out_BO: Tensor, gated: bool = False) -> None:
+    products = stream.scratch(stream.room.products, weight_OD.shape[0]) if gated else out_BO
+    matmul(stream.normed(), weight_OD, bias_O, products)
+    if gated:
+        gate(products, out_BO)
 
 
 def plain_residual(
     inputs_BI: Tensor, weight_DI: Tensor, bias_D: Tensor | None, stream: Stream, norm_D: Tensor
 ) -> Stream:
     change_BD = stream.scratch(stream.room.products, weight_DI.shape[0])
-    _matmul(inputs_BI, weight_DI, bias_D, change_BD)
+    matmul(inputs_BI, weight_DI, bias_D, change_BD)
     stream = replace(stream, norm_D=norm_D, parts=1, is_normed=True)
     _prepare(stream, change_BD)
     return stream
@@ -207,10 +197,10 @@ def fused_residual(
 def _prepare(stream: Stream, change_BD: Tensor | None) -> None:
     """Adds the change and writes all that a coming matmul may want, fused or not."""
     prepared = stream.room.weighted, stream.room.squares
-    launch_row(stream.states_BD, change_BD, stream.norm_D, stream.epsilon, stream.room.normed, prepared)
+    add_norm(stream.states_BD, change_BD, stream.norm_D, stream.epsilon, stream.room.normed, prepared)
 
 
-def _matmul(inputs_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_BO: Tensor) -> None:
+def matmul(inputs_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_BO: Tensor) -> None:
     if bias_O is None:
         torch.mm(inputs_BI, weight_OI.t(), out=out_BO)
     else:

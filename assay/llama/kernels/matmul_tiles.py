@@ -24,7 +24,7 @@ class Tile:
     """
 
     rows: int
-    outputs: int  # of a gated matmul: so many gates and so many ups
+    outputs: int  # of a gated matmul: that many gates and that many ups
     inputs: int  # at a time
     warps: int = 4
     stages: int = 4  # blocks of inputs that are on their way from memory
@@ -39,7 +39,7 @@ class Tile:
 
 
 def fitting(tile: Tile, matrices: int, shared: int) -> Tile:
-    """The tile with so few blocks on their way that so many bytes of shared memory hold them; `matrices` are 2 of a
+    """The tile with at most as many blocks on their way as `shared` bytes of shared memory hold; `matrices` is 2 for a
     gated matmul.
 
     >>> fitting(Tile(64, 64, 128, stages=4), 2, shared=101_376)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-def merged(
+def merge(
     outputs_NHW: Tensor, logsumexp_HN: Tensor, others_NHW: Tensor, other_HN: Tensor, seen_N: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(outputs_NHW, logsumexp_HN) of both attentions; of the first alone where `seen_N` says there is no second."""

@@ -1,7 +1,7 @@
 """Float32 matrix products on a CPU by oneDNN, which is a tenth to a third faster at them than what torch calls itself.
 
 torch has the operations for its own compiler. They are used while they are declared as they were known here; elsewhere,
-and for every other dtype, whoever asks is told no and calls torch. Both give the numbers of the product, but for
+and for every other dtype, `usable` is False and the caller calls torch. Both give the same product, except for
 rounding.
 
 Shape legend: N rows, I inputs, O outputs.
@@ -48,7 +48,7 @@ class LaidOut:
         return sum(len(parts[0]) for parts in self.blocks)
 
 
-def laid_out(weight_OI: Tensor, cut: Cut) -> LaidOut:
+def lay_out(weight_OI: Tensor, cut: Cut) -> LaidOut:
     outputs, inputs = weight_OI.shape
     blocks = weight_OI.chunk(-(-outputs // (cut.outputs or outputs)))
     count = -(-inputs // cut.inputs)

@@ -20,7 +20,7 @@ from torch import Tensor
 PROGRAMS = 1056  # of the backward pass with norms: see kernels/norm.py
 
 
-def rotated(
+def rotate_heads(
     joined_NC: Tensor,
     cosines_NF: Tensor,
     sines_NF: Tensor,
@@ -44,14 +44,14 @@ class _Rotated(torch.autograd.Function):
         ctx.save_for_backward(cosines_NF, sines_NF)
         ctx.turning = turning
         ctx.mark_dirty(joined_NC)
-        _launch_rotate(joined_NC, joined_NC, cosines_NF, sines_NF, turning, back=False)
+        _launch_turn(joined_NC, joined_NC, cosines_NF, sines_NF, turning, turning)
         return joined_NC
 
     @staticmethod
     def backward(ctx: Any, dturned_NC: Tensor) -> Any:
         cosines_NF, sines_NF = ctx.saved_tensors
         djoined_NC = dturned_NC.clone(memory_format=torch.contiguous_format)
-        _launch_rotate(djoined_NC, djoined_NC, cosines_NF, sines_NF, ctx.turning, back=True)
+        _launch_turn(djoined_NC, djoined_NC, cosines_NF, sines_NF, ctx.turning, ctx.turning, back=True)
         return djoined_NC, None, None, None
 
 
@@ -66,13 +66,7 @@ class _NormedRotated(torch.autograd.Function):
         norms_2W = torch.stack([query_norm_W, key_norm_W])
         ctx.save_for_backward(joined_NC, cosines_NF, sines_NF, norms_2W)
         ctx.shape = heads, key_heads, epsilon
-        rows, half = cosines_NF.shape
-        if rows:
-            _normed_forward[(rows,)](
-                joined_NC, turned_NC, cosines_NF, sines_NF, norms_2W, joined_NC.shape[1], epsilon, heads,
-                heads + key_heads, HEADS=triton.next_power_of_2(heads + key_heads), HALF=half,
-                BLOCK=triton.next_power_of_2(half), num_warps=4,
-            )  # fmt: skip
+        _launch_turn(joined_NC, turned_NC, cosines_NF, sines_NF, heads, heads + key_heads, norms_2W, epsilon)
         return turned_NC
 
     @staticmethod
@@ -93,41 +87,23 @@ class _NormedRotated(torch.autograd.Function):
         return djoined_NC, None, None, None, None, dquery_W, dkey_W, None
 
 
-def _launch_rotate(
-    source_NC: Tensor, target_NC: Tensor, cosines_NF: Tensor, sines_NF: Tensor, turning: int, back: bool
-) -> None:
+def _launch_turn(
+    source_NC: Tensor, target_NC: Tensor, cosines_NF: Tensor, sines_NF: Tensor, heads: int, turning: int,
+    norms_2W: Tensor | None = None, epsilon: float = 0.0, back: bool = False,
+) -> None:  # fmt: skip
     rows, half = cosines_NF.shape
     if rows:
-        _rotate[(rows,)](
-            source_NC, target_NC, cosines_NF, sines_NF, source_NC.shape[1], turning, BACK=back,
-            HEADS=triton.next_power_of_2(turning), HALF=half, BLOCK=triton.next_power_of_2(half), num_warps=4,
+        _turn[(rows,)](
+            source_NC, target_NC, cosines_NF, sines_NF, norms_2W, source_NC.shape[1], epsilon, heads, turning,
+            NORMED=norms_2W is not None, BACK=back, HEADS=triton.next_power_of_2(turning), HALF=half,
+            BLOCK=triton.next_power_of_2(half), num_warps=4,
         )  # fmt: skip
 
 
 @triton.jit
-def _rotate(
-    source, target, cosines, sines, width, turning,
-    BACK: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, HEADS)[:, None]
-    lane = tl.arange(0, BLOCK)[None, :]
-    inside = (head < turning) & (lane < HALF)
-    place = row * width + head * (2 * HALF) + lane
-    left = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
-    right = tl.load(source + place + HALF, mask=inside, other=0.0).to(tl.float32)
-    cosine = tl.load(cosines + row * HALF + lane, mask=lane < HALF, other=0.0)
-    sine = tl.load(sines + row * HALF + lane, mask=lane < HALF, other=0.0)
-    if BACK:
-        sine = -sine
-    tl.store(target + place, (left * cosine - right * sine).to(target.dtype.element_ty), mask=inside)
-    tl.store(target + place + HALF, (right * cosine + left * sine).to(target.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _normed_forward(
+def _turn(
     source, target, cosines, sines, norms, width, epsilon, heads, turning,
-    HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    NORMED: tl.constexpr, BACK: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS)[:, None]
@@ -137,14 +113,17 @@ def _normed_forward(
     place = row * width + head * (2 * HALF) + lane
     left = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(source + place + HALF, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / (2 * HALF) + epsilon)[:, None]
-    factor = norms + tl.where(head >= heads, 2 * HALF, 0) + lane
-    left_factor = tl.load(factor, mask=inside, other=0.0).to(tl.float32)
-    right_factor = tl.load(factor + HALF, mask=inside, other=0.0).to(tl.float32)
-    left = (left_factor * (left * scale).to(kind).to(tl.float32)).to(kind).to(tl.float32)
-    right = (right_factor * (right * scale).to(kind).to(tl.float32)).to(kind).to(tl.float32)
+    if NORMED:
+        scale = tl.rsqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / (2 * HALF) + epsilon)[:, None]
+        factor = norms + tl.where(head >= heads, 2 * HALF, 0) + lane
+        left_factor = tl.load(factor, mask=inside, other=0.0).to(tl.float32)
+        right_factor = tl.load(factor + HALF, mask=inside, other=0.0).to(tl.float32)
+        left = (left_factor * (left * scale).to(kind).to(tl.float32)).to(kind).to(tl.float32)
+        right = (right_factor * (right * scale).to(kind).to(tl.float32)).to(kind).to(tl.float32)
     cosine = tl.load(cosines + row * HALF + lane, mask=lane < HALF, other=0.0)
     sine = tl.load(sines + row * HALF + lane, mask=lane < HALF, other=0.0)
+    if BACK:
+        sine = -sine
     tl.store(target + place, (left * cosine - right * sine).to(kind), mask=inside)
     tl.store(target + place + HALF, (right * cosine + left * sine).to(kind), mask=inside)
 

@@ -33,7 +33,7 @@ class Metric:
 
 
 def check_labels(program: Program) -> Iterator[Metric]:
-    losses = {id(one) for loss, _ in program.losses for one in ancestors(loss)}
+    losses = {id(part) for loss, _ in program.losses for part in ancestors(loss)}
     healthy: dict[Place, str] = {}
     reported: set[Place] = set()
     for label, value in labels(program):
@@ -75,8 +75,8 @@ def labels(program: Program) -> Iterator[tuple[str, Value]]:
                     yield key, shown
     for value in program.of("leave", "append"):
         shown = value.argument("value") or value
-        for one in (shown, shown.input):
-            for name in one.names[:2] if one is not None else ():
+        for side in (shown, shown.input):
+            for name in side.names[:2] if side is not None else ():
                 yield name, shown
 
 
@@ -86,7 +86,7 @@ def _last_word(text: str) -> str:
 
 
 def _words(label: str) -> list[str]:
-    return [one for one in re.split(r"[^a-z]+", label.lower()) if one]
+    return [value for value in re.split(r"[^a-z]+", label.lower()) if value]
 
 
 def _plain(value: Value) -> Value:
@@ -103,7 +103,7 @@ def _as_kl(program: Program, label: str, number: Value) -> str:
 
 
 def _averaged(program: Program, value: Value | None) -> Value | None:
-    """What a mean is taken of, with a mask or without; None if it is no mean."""
+    """What a mean is taken of, with a mask or without; None if it is not a mean."""
     if value is None:
         return None
     if value.op == "div" and value.input is not None and value.input.op == "sum":
@@ -112,7 +112,7 @@ def _averaged(program: Program, value: Value | None) -> Value | None:
         return None
     inner = value.input
     if inner is not None and inner.op == "mul":
-        sides = [one for one in inner.inputs if not program.kinds.is_a(one, Kind.MASK)]
+        sides = [part for part in inner.inputs if not program.kinds.is_a(part, Kind.MASK)]
         inner = sides[0] if sides else inner
     return inner
 
@@ -126,7 +126,7 @@ def _is_divided(number: Value) -> bool:
     kept = (*_SAME, "phi", "add", "index", "listing", "in_place", "setattr")
     return any(
         user.op in ("div", "call", "method", "mul") and user.name.rpartition(".")[2] not in _SHOWS
-        for user in islice(walk(number.users, users, until=lambda one: one.op not in kept), 40)
+        for user in islice(walk(number.users, users, until=lambda value: value.op not in kept), 40)
     )
 
 
@@ -135,7 +135,7 @@ def _as_share(program: Program, label: str, number: Value) -> str:
         return ""
     counted = peel(number.input, _SAME)
     parts = counted.inputs if counted is not None and counted.op == "mul" else [counted]
-    if all(program.kinds.is_a(one, Kind.MASK) for one in parts if one is not None):
+    if all(program.kinds.is_a(part, Kind.MASK) for part in parts if part is not None):
         return f"`{label}` is a count, `{number.place.text}`, and nothing divides it"
     return ""
 
@@ -163,7 +163,7 @@ def _as_reward(program: Program, label: str, number: Value) -> str:
 def _is_weight(program: Program, value: Value) -> bool:
     """Whether a value is what log-probs or ratios are multiplied by in a loss, and has its mean taken away."""
     factors = [factor for _, terms in program.losses for term in terms for factor in program.terms.factors(term)]
-    return any(_plain(one) is value for one in factors) and is_centred(value)
+    return any(_plain(factor) is value for factor in factors) and is_centred(value)
 
 
 def _as_total(program: Program, label: str, value: Value, losses: set[int]) -> str:
@@ -172,13 +172,16 @@ def _as_total(program: Program, label: str, value: Value, losses: set[int]) -> s
         return ""
     loops = value.context.loops
     starts = [
-        one
-        for one in program.of("constant")
-        if one.constant == 0 and label in one.names and one.order < value.order and len(one.context.loops) < len(loops)
+        part
+        for part in program.of("constant")
+        if part.constant == 0
+        and label in part.names
+        and part.order < value.order
+        and len(part.context.loops) < len(loops)
     ]
     if not starts or loops[: len(starts[-1].context.loops)] != starts[-1].context.loops or value.op in ("phi", "add"):
         return ""
-    if any(label in one.names and one.op in ("phi", "constant") for one in list(ancestors(value))[:80]):
+    if any(label in part.names and part.op in ("phi", "constant") for part in list(ancestors(value))[:80]):
         return ""
     shown = [user for user in value.users if user.op in ("string", "table", "mod", "listing")]
     if shown and all(len(user.context.loops) < len(loops) for user in shown):

@@ -42,26 +42,28 @@ class Origins:
     # gradients
 
     def gradient(self, value: Value) -> bool | None:
-        """Whether the value depends on parameters through autograd; None where the text does not tell."""
+        """Whether the value depends on parameters through autograd; None where the text does not say."""
         if id(value) not in self._gradient:
             self._solve(value)
         return self._gradient[id(value)]
 
     def _solve(self, value: Value) -> None:
         """Answers for all that the value is made of, until nothing changes: in a loop that may be the value itself."""
-        unknown = walk(value, lambda one: [part for part in self._behind(one) if id(part) not in self._gradient])
-        ordered = sorted(unknown, key=lambda one: one.order)
-        for one in ordered:
-            self._gradient[id(one)] = False
+        unknown = walk(
+            value, lambda current: [part for part in self._behind(current) if id(part) not in self._gradient]
+        )
+        ordered = sorted(unknown, key=lambda current: current.order)
+        for part in ordered:
+            self._gradient[id(part)] = False
         changes = True
         while changes:
             changes = False
-            for one in ordered:
-                answer = self._find_gradient(one)
-                if answer and one.context.grad_unknown and one.op not in _HOLDS:
+            for part in ordered:
+                answer = self._find_gradient(part)
+                if answer and part.context.grad_unknown and part.op not in _HOLDS:
                     answer = None
-                if answer is not self._gradient[id(one)]:
-                    self._gradient[id(one)] = answer
+                if answer is not self._gradient[id(part)]:
+                    self._gradient[id(part)] = answer
                     changes = True
 
     def _behind(self, value: Value) -> list[Value]:
@@ -69,7 +71,7 @@ class Origins:
         if value.op in _CUTS or value.op in ("forward", "parameter"):
             return []
         if value.op in _PICKS:
-            return [one for name, one in value.arguments.items() if name in ("input", "other", "value")]
+            return [part for name, part in value.arguments.items() if name in ("input", "other", "value")]
         return value.inputs
 
     def _find_gradient(self, value: Value) -> bool | None:
@@ -83,10 +85,10 @@ class Origins:
             return False
         if value.op == "forward":
             model = network(value.arguments["model"])
-            return not any(same_network(model, one) for one in self._frozen)
+            return not any(same_network(model, part) for part in self._frozen)
         if value.op == "parameter" or (value.op in ("call", "method", "attribute") and "callee" in value.arguments):
             return None
-        answers = [self._gradient[id(one)] for one in self._behind(value)]
+        answers = [self._gradient[id(part)] for part in self._behind(value)]
         if True in answers:
             return True
         return None if None in answers or (not answers and value.op in ("attribute", "unknown")) else False
@@ -135,14 +137,14 @@ class Origins:
         def is_end(one: Value) -> bool:
             return one.op in ("generate", "multinomial", "sample") or is_network_call(one, self.kinds)
 
-        return [one for one in walk(value, data, until=is_end) if is_network_call(one, self.kinds)]
+        return [part for part in walk(value, data, until=is_end) if is_network_call(part, self.kinds)]
 
     def networks(self, value: Value) -> list[Value]:
         """The networks behind a value, each once."""
         found: list[Value] = []
         for call in self.forwards(value):
             model = network(call.arguments["model"] if call.op == "forward" else call.arguments["callee"])
-            if not any(same_network(model, one) for one in found):
+            if not any(same_network(model, part) for part in found):
                 found.append(model)
         return found
 
@@ -157,10 +159,12 @@ class Origins:
         if not trained:
             return None
         networks = self.networks(value)
-        if any(same_network(one, other) for one in networks for other in trained):
+        if any(same_network(model, other) for model in networks for other in trained):
             return False
         # a parameter may stand for any network, unless those that are trained are parameters too
-        is_open = any(one.op == "parameter" for one in networks) and not any(one.op == "parameter" for one in trained)
+        is_open = any(model.op == "parameter" for model in networks) and not any(
+            model.op == "parameter" for model in trained
+        )
         return None if is_open else True
 
     def trained(self) -> list[Value]:
@@ -193,7 +197,7 @@ def _inside_its_shell(value: Value) -> Value | None:
     if value.op in _SHELLS:
         return value.arguments.get("input") or value.arguments.get("0") or value.arguments.get("module")
     if value.op == "phi" and "0" in value.arguments:
-        return next((one for one in value.inputs if one.constant is UNKNOWN), None)
+        return next((part for part in value.inputs if part.constant is UNKNOWN), None)
     whole = value.input if value.op == "attribute" and value.name in _PARTS else None
     return whole if whole is not None and (whole.op in _SHELLS or whole.op in NETWORKS) else None
 
@@ -215,6 +219,11 @@ def parameters_of(value: Value) -> Value | None:
     return whole if whole is not None and whole.op == "parameters" else None
 
 
+def given_to(call: Value) -> list[Value]:
+    """What a call of a network is given."""
+    return [value for name, value in call.arguments.items() if name.startswith("given_")]
+
+
 def same_network(one: Value, other: Value) -> bool:
     one, other = network(one), network(other)
     return one is other or (one.thing is not None and one.thing is other.thing)
@@ -234,4 +243,8 @@ def is_network_call(value: Value, kinds: Kinds) -> bool:
 def _parameters(value: Value | None) -> list[Value]:
     """Each `network.parameters()` behind what an optimizer is given."""
     ops = ("parameters", "named_parameters")
-    return [one for one in walk(value, until=lambda one: one.op in ops) if one.op in ops] if value is not None else []
+    return (
+        [part for part in walk(value, until=lambda current: current.op in ops) if part.op in ops]
+        if value is not None
+        else []
+    )

@@ -9,10 +9,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from assay.programs.facts.kinds import SCORES, Kind
-from assay.programs.facts.origin import is_network_call
+from assay.programs.facts.origin import given_to, is_network_call
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
+from assay.programs.walk import follow, walk
 
 Linear = dict[Hashable, int]  # coefficient of each unknown; that of 1 is the constant
 
@@ -93,9 +94,9 @@ class Spans:
         return whole
 
     def _first_alike(self, value: Value) -> Value:
-        for one in self._built:
-            if one is value or are_alike(one, value):
-                return one
+        for tensor in self._built:
+            if tensor is value or are_alike(tensor, value):
+                return tensor
         self._built.append(value)
         return value
 
@@ -167,8 +168,8 @@ class Spans:
     def _of_pad(self, value: Value, inner: Value, depth: int) -> Span | None:
         widths = value.argument("pad")
         elements = getattr(widths.thing, "elements", None) if widths is not None else None
-        numbers = [one.constant for one in elements] if elements is not None else []
-        if not numbers or not all(isinstance(one, int) for one in numbers):
+        numbers = [element.constant for element in elements] if elements is not None else []
+        if not numbers or not all(isinstance(number, int) for number in numbers):
             return None
         at = 2 if len(numbers) == 4 else 0 if not self._is_scores(inner) and len(numbers) == 2 else None
         if at is None:
@@ -239,35 +240,31 @@ class Spans:
 
 def given_ids(call: Value) -> Value | None:
     """The token ids that a call of a network is given."""
-    names = {name.removeprefix("given_"): one for name, one in call.arguments.items()}
+    names = {name.removeprefix("given_"): given for name, given in call.arguments.items()}
     if any(name in names for name in ("decoder_input_ids", "inputs_embeds", "labels", "pixel_values")):
         return None
-    for name in _INPUTS:
-        if name in names:
-            return names[name]
-    given = [one for name, one in call.arguments.items() if name.startswith("given_")]
-    return given[0] if given else None
+    named = [names[name] for name in _INPUTS if name in names]
+    return next(iter([*named, *given_to(call)]), None)
 
 
 def _is_cached(call: Value) -> bool:
-    for name, one in call.arguments.items():
-        if name.removeprefix("given_") in ("past_key_values", "past", "cache", "kv_cache") and one.constant is not None:
+    for name, part in call.arguments.items():
+        if (
+            name.removeprefix("given_") in ("past_key_values", "past", "cache", "kv_cache")
+            and part.constant is not None
+        ):
             return True
     return False
 
 
 def _cuts_inside(call: Value) -> bool:
     """Whether the network's own forward shortens the sequence."""
-    value = call.argument("output")
-    for _ in range(_DEEP):
-        if value is None:
-            return False
-        if value.op in ("index", "roll", "pad", "cat"):
-            return True
-        if value.op == "forward" and "output" not in value.arguments:
-            return False
-        value = value.argument("output") or value.input
-    return False
+
+    def onward(value: Value) -> list[Value]:
+        following = value.argument("output") or (value.input if value.op != "forward" else None)
+        return [following] if following is not None else []
+
+    return any(value.op in ("index", "roll", "pad", "cat") for value in walk(onward(call), onward))
 
 
 def cat_parts(value: Value) -> list[Value] | None:
@@ -302,20 +299,17 @@ def is_ignored(change: Value) -> bool:
         written = change.setting("other")
     if not isinstance(written, int) or isinstance(written, bool):
         return False
-    keys = [one for name, one in change.arguments.items() if name.isdigit() or name == "mask"]
+    keys = [part for name, part in change.arguments.items() if name.isdigit() or name == "mask"]
     return written < 0 or any(_is_of_negative(key) for key in keys)
 
 
 def filled_tensor(phi: Value) -> Value | None:
     """What a loop fills, row by row; None where it does something else to it."""
-    first, last = phi.argument("0"), phi.argument("1")
-    for _ in range(_LONGEST):
-        if last is None or last is phi:
-            break
-        if last.op != "setitem" or not is_ignored(last):
-            return None
-        last = last.input
-    return first if phi.name == "turn" and last is phi else None
+    last = phi.argument("1")
+    if last is None or phi.name != "turn":
+        return None
+    start = follow(last, lambda value: value.input if value.op == "setitem" and is_ignored(value) else None)
+    return phi.argument("0") if start is phi else None
 
 
 def _is_of_negative(key: Value) -> bool:
@@ -325,19 +319,18 @@ def _is_of_negative(key: Value) -> bool:
 
 def _writes(value: Value) -> set[Hashable]:
     """Where something is written in a loop over rows, and what."""
+
+    def before(change: Value) -> list[Value]:
+        inner = change.argument("0") if change.op == "phi" else change.input if change.op == "setitem" else None
+        return [inner] if inner is not None else []
+
     found: set[Hashable] = set()
-    current: Value | None = value
-    for _ in range(_LONGEST):
-        if current is None or current.op not in ("setitem", "phi"):
-            break
-        if current.op == "phi":
-            current = current.argument("0")
-            continue
-        written = current.arguments["value"]
-        keys = [key for name, key in current.arguments.items() if name.isdigit()]
-        if len(keys) == 2 and keys[1].op == "slice" and written.constant is UNKNOWN:
+    for change in walk(value, before):
+        written = change.argument("value")
+        keys = [key for name, key in change.arguments.items() if name.isdigit()]
+        is_row = change.op == "setitem" and len(keys) == 2 and keys[1].op == "slice"
+        if is_row and written is not None and written.constant is UNKNOWN:
             found.add((*(expression_key(key) for key in keys), expression_key(written)))
-        current = current.input
     return found
 
 
@@ -366,10 +359,14 @@ def _of_row(row: Value, depth: int) -> Layout:
         return (*_of_row(row.input, depth - 1), *_of_row(row.arguments["other"], depth - 1))
     thing = row.thing
     if row.op == "cat" and isinstance(thing := getattr(row.argument("tensors"), "thing", None), Listing):
-        return tuple(part for one in thing.elements for part in _of_row(one, depth - 1)) if thing.exact else (id(row),)
+        return (
+            tuple(part for element in thing.elements for part in _of_row(element, depth - 1))
+            if thing.exact
+            else (id(row),)
+        )
     if isinstance(thing, Listing) and thing.cut_from is None:
         if thing.parts and not row.name:
-            return tuple(part for one in thing.parts for part in _of_row(one, depth - 1))
+            return tuple(part for value in thing.parts for part in _of_row(value, depth - 1))
         if thing.exact:
             return ("elements",) * len(thing.elements)
     return (id(row),)
@@ -394,5 +391,5 @@ def expression_key(value: Value, depth: int = 5) -> Hashable:
     return (
         value.op,
         value.name,
-        tuple((name, expression_key(one, depth - 1)) for name, one in sorted(value.arguments.items())),
+        tuple((name, expression_key(part, depth - 1)) for name, part in sorted(value.arguments.items())),
     )

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from assay.programs.facts.kinds import PASSES, SCORES, Kind, around_one
-from assay.programs.facts.loss.terms import Product, Term, TermKind
+from assay.programs.facts.loss.terms import SurrogateSide, Term, TermKind
 from assay.programs.facts.origin import is_network_call, network, same_network
 from assay.programs.facts.sampling.samplers import draws_behind, is_touched, loads_into
 from assay.programs.graph import UNKNOWN, Value
@@ -28,7 +28,7 @@ class Use:
     factors: tuple[Value, ...]
     loss: Value | None = None  # None: nothing that is seen differentiates it
     term: Term | None = None
-    product: Product | None = None
+    product: SurrogateSide | None = None
 
     @property
     def is_surrogate(self) -> bool:
@@ -46,7 +46,7 @@ class Difference:
     is_summed: bool = False  # over the tokens of a sequence, and not divided by their number
 
 
-def surrogates(program: Program) -> list[tuple[Value, list[Product]]]:
+def surrogates(program: Program) -> list[tuple[Value, list[SurrogateSide]]]:
     """Each min or max of two products with a ratio, whether or not a loss is seen behind it."""
     found = [(value, program.terms.products(value)) for value in program.of("minimum", "maximum")]
     return [(value, products) for value, products in found if products]
@@ -59,13 +59,13 @@ def uses(program: Program) -> list[Use]:
         for term in terms:
             if term.kind is TermKind.SURROGATE:
                 products = program.terms.products(term.core)
-                found += [Use(one.ratio, term.core, one.factors, loss, term, one) for one in products]
+                found += [Use(product.ratio, term.core, product.factors, loss, term, product) for product in products]
             elif term.kind is TermKind.POLICY and program.kinds.is_a(term.core, *RATIOS):
                 found.append(Use(term.core, term.core, term.factors, loss, term))
     known = {id(use.core) for use in found}
     for value, products in surrogates(program):
         if id(value) not in known:
-            found += [Use(one.ratio, value, one.factors, product=one) for one in products]
+            found += [Use(product.ratio, value, product.factors, product=product) for product in products]
     return list({(id(use.ratio), id(use.core)): use for use in reversed(found)}.values())[::-1]
 
 
@@ -82,8 +82,8 @@ def _walk(
     seen.add(id(value))
     kinds, inner, other = program.kinds, value.input, value.argument("other")
     if value.op == "phi":
-        for one in value.inputs:
-            yield from _walk(program, one, sign, False, summed, seen)
+        for item in value.inputs:
+            yield from _walk(program, item, sign, False, summed, seen)
     elif value.op in ("neg", "reciprocal") and inner is not None:
         yield from _walk(program, inner, -sign, straight, summed, seen)
     elif value.op == "pow" and inner is not None and isinstance(power := value.setting("exponent"), int | float):
@@ -93,7 +93,7 @@ def _walk(
     elif value.op in _THROUGH:
         if summed is None and value.op in ("sum", "mean", "nanmean"):
             summed = value.op == "sum"
-        following = inner if inner is not None else next((one for one in value.inputs if kinds.of(one)), None)
+        following = inner if inner is not None else next((part for part in value.inputs if kinds.of(part)), None)
         if following is not None:
             yield from _walk(program, following, sign, straight, summed, seen)
 
@@ -121,8 +121,8 @@ def _of_two(
         elif left is not None and left.kind is Kind.LOG_RATIO and right is None:
             yield from _walk(program, inner, sign, straight, summed, seen)
     elif value.op == "div":
-        both = [kinds.of(one) for one in (inner, other)]
-        if all(one is not None and one.kind is Kind.TOKEN_PROBABILITIES for one in both):
+        both = [kinds.of(side) for side in (inner, other)]
+        if all(part is not None and part.kind is Kind.TOKEN_PROBABILITIES for part in both):
             left_value, right_value = (inner, other) if sign > 0 else (other, inner)
             yield Difference(value, _without_exp(left_value), _without_exp(right_value), straight, summed is True)
         elif inner.constant == 1:
@@ -130,9 +130,9 @@ def _of_two(
         else:
             yield from _walk(program, inner, sign, straight, False if summed is None else summed, seen)
     elif value.op == "mul":
-        for one, rest in ((inner, other), (other, inner)):
-            if isinstance(one.constant, int | float) and one.constant:
-                yield from _walk(program, rest, -sign if one.constant < 0 else sign, straight, summed, seen)
+        for factor, rest in ((inner, other), (other, inner)):
+            if isinstance(factor.constant, int | float) and factor.constant:
+                yield from _walk(program, rest, -sign if factor.constant < 0 else sign, straight, summed, seen)
                 return
         masked = kinds.is_a(inner, Kind.MASK, Kind.COUNT)
         yield from _walk(program, other if masked else inner, sign, straight, summed, seen)
@@ -181,8 +181,8 @@ def clamped_around_one(clamp: Value) -> bool:
 def is_differentiated(program: Program, value: Value, cuts: Collection[str] = ("detach", "leave")) -> bool:
     """Whether what is made of it reaches a loss that is differentiated, and not by way of `cuts` alone."""
     losses = {id(loss) for loss, _ in program.losses}
-    reached = walk(value, lambda one: [user for user in one.users if user.op not in cuts])
-    return any(id(one) in losses for one in reached)
+    reached = walk(value, lambda current: [user for user in current.users if user.op not in cuts])
+    return any(id(part) in losses for part in reached)
 
 
 # The clamps of a clipped objective: which they are, what their bounds do, and whether a loss sees them
@@ -212,7 +212,7 @@ def has_exchanged_bounds(program: Program, clamp: Value) -> bool:
         return False
     if isinstance(low.constant, int | float) and isinstance(high.constant, int | float):
         return low.constant > high.constant
-    is_one = [any(one.constant == 1 for one in bound.inputs) for bound in (low, high)]
+    is_one = [any(part.constant == 1 for part in bound.inputs) for bound in (low, high)]
     return all(is_one) and low.op == "add" and high.op == "sub"
 
 
@@ -221,8 +221,8 @@ def is_around_the_product(program: Program, clamp: Value) -> bool:
     inner = clamp.input
     if inner is None or inner.op != "mul" or not clamped_around_one(clamp):
         return False
-    for one, rest in ((inner.input, inner.argument("other")), (inner.argument("other"), inner.input)):
-        if program.kinds.is_a(peel(one, ("neg",)), Kind.RATIO) and rest is not None:
+    for side, rest in ((inner.input, inner.argument("other")), (inner.argument("other"), inner.input)):
+        if program.kinds.is_a(peel(side, ("neg",)), Kind.RATIO) and rest is not None:
             return not program.kinds.is_a(rest, Kind.MASK, Kind.COUNT) and not isinstance(rest.constant, int | float)
     return False
 
@@ -258,7 +258,7 @@ def _frozen(program: Program, calls: list[Value], loss: Value | None) -> Value |
         return None
     for call in calls:
         model = network(call.arguments["model"])
-        if any(same_network(model, one) for one in (*drawers, *program.origins.trained())):
+        if any(same_network(model, value) for value in (*drawers, *program.origins.trained())):
             return None
         if model.context.loops or is_touched(program, model):
             return None
@@ -270,7 +270,7 @@ def _frozen(program: Program, calls: list[Value], loss: Value | None) -> Value |
 def temperature(program: Program, value: Value) -> float | None:
     """What logits are divided by on the way to log-probs; None where the text does not say."""
     product = 1.0
-    for current in walk(value, lambda one: _data(program, one)):
+    for current in walk(value, lambda part: _data(program, part)):
         if current.op in ("phi", "parameter", "element") or (current.op == "mul" and _is_score(program, current.input)):
             return None
         if current.op == "div" and _is_score(program, current.input):
@@ -286,11 +286,11 @@ def _data(program: Program, value: Value) -> list[Value]:
     if is_network_call(value, program.kinds):
         return []
     if value.op in ("listing", "stack", "cat"):
-        return [one for name, one in value.arguments.items() if name != "dim"]
+        return [part for name, part in value.arguments.items() if name != "dim"]
     if value.op in ("sub", "mul"):
-        return [one for one in value.inputs if not program.kinds.is_a(one, Kind.MASK, Kind.COUNT, Kind.LOGSUMEXP)]
+        return [part for part in value.inputs if not program.kinds.is_a(part, Kind.MASK, Kind.COUNT, Kind.LOGSUMEXP)]
     names = ("input", "data", "logits", "probs")
-    return [one for name, one in value.arguments.items() if name in names]
+    return [part for name, part in value.arguments.items() if name in names]
 
 
 def _is_score(program: Program, value: Value | None) -> bool:

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import Any
 
 from assay.programs.graph import UNKNOWN, Value
-from assay.programs.read.things import Instance, Listing, Table
+from assay.programs.read.access import subscript
+from assay.programs.read.collections import element, extend, hold, merge, put
+from assay.programs.read.machine import Machine
+from assay.programs.read.things import Call, Instance, Listing, Table
 
-if TYPE_CHECKING:
-    from assay.programs.read.calls import Calls
-
-Values = list[Value]
-Keywords = dict[str, Value]
+_DEFAULTS = {"store_true": False, "store_false": True}  # of a flag, by its action
 
 
-def of_listing(
-    machine: Calls, base: Value, listing: Listing, name: str, positional: Values, node: ast.AST
-) -> Value | None:
+def method_of_listing(machine: Machine, base: Value, listing: Listing, name: str, given: Call) -> Value | None:
+    node, positional = given.node, given.positional
     if name in ("append", "add", "appendleft", "insert") and positional:
         listing.elements.append(positional[-1])
         listing.exact = False if machine.context.loops else listing.exact
-        base.arguments[f"+{len(base.arguments)}"] = positional[-1]
-        positional[-1].users.append(base)
+        hold(base, positional[-1])
         return machine.new("append", node, {"input": base, "value": positional[-1]}, constant=None)
     if name in ("extend", "update") and positional:
-        other = positional[0]
-        added = other.thing.elements if isinstance(other.thing, Listing) else [machine.element(other, node)]
-        machine.extend(base, listing, other, added)
+        extend(machine, base, listing, positional[0], node)
         return machine.constant(node, None)
     if name in ("pop", "popleft"):
-        return machine.element(base, node)
+        return element(machine, base, node)
     if name == "copy":
         return machine.listing(node, listing.elements, listing.exact)
     if name in ("sort", "reverse"):
@@ -39,57 +34,45 @@ def of_listing(
     return None
 
 
-def of_table(
-    machine: Calls, base: Value, table: Table, name: str, positional: Values, keywords: Keywords, node: ast.AST
-) -> Value | None:
+def method_of_table(machine: Machine, base: Value, table: Table, name: str, given: Call) -> Value | None:
+    node, positional = given.node, given.positional
     if base.op == "parser":
-        return _of_parser(machine, table, name, positional, keywords, node)
+        return _method_of_parser(machine, table, name, given)
     if name in ("get", "pop", "setdefault") and positional:
-        found = machine.subscript(base, [positional[0]], node)
-        if name == "setdefault" and len(positional) > 1 and found.op == "index":
-            machine.put(table, positional[0], positional[1])
-            return positional[1]
-        if found.op == "index" and len(positional) > 1:
+        found = subscript(machine, base, [positional[0]], node)
+        if found.op != "index" or len(positional) == 1:
+            return found
+        if name != "setdefault":
             return machine.phi(node, [found, positional[1]])
-        return found
-    if name == "items":
-        return machine.new("items", node, {"input": base})
-    if name in ("values", "keys"):
-        values = [*table.entries.values(), *table.rest]
-        if name == "values" and values:
-            listed = machine.listing(node, values, exact=False)
-            listed.name, listed.thing.parts = "values", (base,)
-            return listed
+        put(table, positional[0], positional[1])
+        return positional[1]
+    values = [*table.entries.values(), *table.rest]
+    if name == "values" and values:
+        listed = machine.listing(node, values, exact=False)
+        listed.name, listed.thing.parts = "values", (base,)
+        return listed
+    if name in ("items", "values", "keys"):
         return machine.new(name, node, {"input": base})
     if name == "update":
-        for one in positional:
-            if isinstance(one.thing, Table):
-                table.entries |= one.thing.entries
-                table.rest += one.thing.rest
-            else:
-                table.rest.append(one)
-        table.entries |= keywords
+        for other in positional:
+            merge(table, other)
+        table.entries |= given.keywords
         return machine.constant(node, None)
-    if name == "to":
-        return base
-    return None
+    return base if name == "to" else None
 
 
-def _of_parser(
-    machine: Calls, table: Table, name: str, positional: Values, keywords: Keywords, node: ast.AST
-) -> Value | None:
+def _method_of_parser(machine: Machine, table: Table, name: str, given: Call) -> Value | None:
+    node, keywords = given.node, given.keywords
     if name == "add_argument":
-        flags = [one.constant for one in positional if isinstance(one.constant, str)]
+        flags = [value.constant for value in given.positional if isinstance(value.constant, str)]
         if flags:
             longest = max(flags, key=len).lstrip("-").replace("-", "_")
             target = keywords["dest"].constant if "dest" in keywords else longest
-            default = keywords.get("default")
-            action = str(keywords["action"].constant) if "action" in keywords else ""
-            constant = (
-                default.constant
-                if default is not None
-                else {"store_true": False, "store_false": True}.get(action, UNKNOWN)
+            constant: Any = (
+                _DEFAULTS.get(str(keywords["action"].constant), UNKNOWN) if "action" in keywords else UNKNOWN
             )
+            if "default" in keywords:
+                constant = keywords["default"].constant
             table.entries[target] = machine.new("config", node, keywords, name=str(target), constant=constant)
         return machine.constant(node, None)
     if name in ("parse_args", "parse_known_args"):
@@ -100,8 +83,9 @@ def _of_parser(
     return None
 
 
-def configured_instance(machine: Calls, of: Value, node: ast.AST) -> Value:
-    value = machine.invoke(of, [], {}, node)
+def configured_instance(machine: Machine, of: Value, node: ast.AST) -> Value:
+    """An object whose fields a user sets on the command line."""
+    value = machine.invoke(of, Call(node))
     if isinstance(value.thing, Instance):
         for name in value.thing.of.all_fields():
             stored = machine.heap.get((id(value.thing), name))
@@ -112,9 +96,7 @@ def configured_instance(machine: Calls, of: Value, node: ast.AST) -> Value:
     return value
 
 
-def parsed_classes(machine: Calls, parser: Value, node: ast.AST) -> Value:
-    given = parser.arguments.get("input")
-    classes = (
-        given.thing.elements if given is not None and isinstance(given.thing, Listing) else [given] if given else []
-    )
-    return machine.listing(node, [configured_instance(machine, one, node) for one in classes])
+def parsed_classes(machine: Machine, parser: Value, node: ast.AST) -> Value:
+    given = parser.input
+    classes = given.thing.elements if given is not None and isinstance(given.thing, Listing) else [given]
+    return machine.listing(node, [configured_instance(machine, of, node) for of in classes if of is not None])

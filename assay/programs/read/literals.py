@@ -176,5 +176,7 @@ def _patterns(most: int) -> _Patterns:
         "other": _OTHER,
     }
     token = "|".join(rf"(?P<{name}>{pattern})" for name, pattern in kinds.items())
-    compiled = [re.compile(one, re.DOTALL) for one in (rf"[ \t\n]++|{_COMMENT}|{token}", item, rf"{literal}{_SPACE}:")]
+    compiled = [
+        re.compile(pattern, re.DOTALL) for pattern in (rf"[ \t\n]++|{_COMMENT}|{token}", item, rf"{literal}{_SPACE}:")
+    ]
     return _Patterns(*compiled)

@@ -1,10 +1,10 @@
-"""The state of the interpreter: the graph, where it stands, its frames and its heap; how branches and loops meet."""
+"""The interpreter: the graph that it makes, where it stands, its frames and its heap; how branches and loops meet."""
 
 from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.programs.graph import UNKNOWN, Branch, Context, Graph, Loop, Value
-from assay.programs.read.state import Changes, Heap, State
-from assay.programs.read.things import Frame, Function, Library, Module, Pending
+from assay.programs.read.state import Changes, Heap, UndoableDict
+from assay.programs.read.things import Call, Frame, Function, Library, Listing, Module, Pending
 from assay.verdict import Place
 
 LONGEST_TEXT = 90
@@ -35,7 +35,21 @@ class TooLarge(Exception):
 
 
 class Machine:
-    def __init__(self, find_module: Callable[[str, Module], Module | None]) -> None:
+    """Walks through modules, and makes a value of each expression.
+
+    What to do with a kind of expression or statement stands in the two tables that it is given; `invoke` is what a call
+    does. All of them are functions of the machine: see script.py, where they are put together.
+    """
+
+    def __init__(
+        self,
+        find_module: Callable[[str, Module], Module | None],
+        expressions: Mapping[type[ast.expr], Callable[[Machine, Any], Value]],
+        statements: Mapping[type[ast.stmt], Callable[[Machine, Any], bool | None]],
+        invoke: Callable[[Machine, Value, Call], Value],
+    ) -> None:
+        self.find_module = find_module
+        self._expressions, self._statements, self._invoke = expressions, statements, invoke
         self.graph = Graph()
         self.context = Context()
         self.heap = Heap()
@@ -44,12 +58,44 @@ class Machine:
         self.entered: set[int] = set()
         self.running: list[int] = []  # ids of the function bodies on the stack
         self.spent: dict[int, int] = {}  # values made in a function's body, by its id
-        self.find_module = find_module
         self.modules: dict[str, Module] = {}
-        self.notes: list[str] = []
         self._places: dict[tuple[int, int], Place] = {}
-        self._evaluated: dict[int, Value] = {}  # the last value of an argument's node
+        self.evaluated: dict[int, Value] = {}  # the last value of an argument's node
         self._bound: dict[int, tuple[list[str], list[str]]] = {}  # by the id of a loop: what its body binds
+
+    # walking
+
+    def run_module(self, module: Module) -> None:
+        before, context = self.frame, self.context
+        self.frame = module.frame
+        self.run_body(module.tree.body)
+        self.frame, self.context = before, context
+
+    def run_body(self, body: Sequence[ast.stmt]) -> bool:
+        """True when nothing after it runs; each statement says so too."""
+        before = self.context
+        try:
+            for statement in body:
+                run = self._statements.get(type(statement))
+                if run is not None and run(self, statement):
+                    return True
+            return False
+        finally:
+            self.context = before  # an `if` that left early held for the rest of the body
+
+    def evaluate(self, node: ast.expr | None) -> Value:
+        if node is None:
+            return self.constant(ast.Constant(None), None)
+        make = self._expressions.get(type(node))
+        if make is not None:
+            return make(self, node)
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                self.evaluate(child)
+        return self.new("unknown", node)
+
+    def invoke(self, callee: Value, call: Call) -> Value:
+        return self._invoke(self, callee, call)
 
     # places and values
 
@@ -102,22 +148,24 @@ class Machine:
     def library(self, node: ast.AST, path: str) -> Value:
         return self.new("library", node, name=path, thing=Library(path))
 
+    def listing(self, node: ast.AST, elements: list[Value], exact: bool = True) -> Value:
+        return self.new("listing", node, numbered(elements[:64]), thing=Listing(list(elements), exact))
+
     def phi(self, node: ast.AST, values: Sequence[Value]) -> Value:
         """One of several values: which one, the text does not say."""
         different = list({id(value): value for value in values}.values())
         if len(different) == 1:
             return different[0]
-        if all(one.constant is not UNKNOWN for one in different):
-            first = different[0]
-            if all(type(one.constant) is type(first.constant) and one.constant == first.constant for one in different):
-                return first
-        thing = different[0].thing
-        things = [one for one in different if one.thing is not None]
+        first = different[0]
+        if all(_same_constant(value, first) for value in different):
+            return first
+        thing = first.thing
+        things = [value.thing for value in different if value.thing is not None]
         if thing is None and len(things) == 1:
-            thing = things[0].thing  # `x = None` before `x = Thing()`: what is used is the thing
-        elif any(one.thing is not thing for one in different):
+            thing = things[0]  # `x = None` before `x = Thing()`: what is used is the thing
+        elif any(value.thing is not thing for value in different):
             thing = None
-        return self.new("phi", node, {str(number): one for number, one in enumerate(different)}, thing=thing)
+        return self.new("phi", node, numbered(different), thing=thing)
 
     # names
 
@@ -125,14 +173,14 @@ class Machine:
         frame: Frame | None = self.frame
         while frame is not None:
             if name in frame.variables:
-                return self.arrived(frame.variables[name], node)
+                return self.resolve(frame.variables[name])
             frame = frame.outer
         variables = self.frame.module.frame.variables
         if name in variables:
-            return self.arrived(variables[name], node)
+            return self.resolve(variables[name])
         return self.library(node, f"builtins.{name}")
 
-    def arrived(self, value: Value, node: ast.AST) -> Value:
+    def resolve(self, value: Value) -> Value:
         """What a name stands for, where a file next to the script imported it and nobody asked before."""
         pending = value.thing
         if not isinstance(pending, Pending):
@@ -154,9 +202,12 @@ class Machine:
             while outer is not None and name not in outer.variables:
                 outer = outer.outer
             frame = outer or frame
+        self.name(value, name)
+        frame.variables[name] = value
+
+    def name(self, value: Value, name: str) -> None:
         if name not in value.names and len(value.names) < MOST_NAMES:
             value.names.append(name)
-        frame.variables[name] = value
 
     # circumstances
 
@@ -190,7 +241,7 @@ class Machine:
         self._meet(node, self.frame.variables, [variables for variables, _ in ends])
         self._meet(node, self.heap, [heap for _, heap in ends])
 
-    def _meet(self, node: ast.AST, state: State[K], ends: Sequence[Changes[K]]) -> None:
+    def _meet(self, node: ast.AST, state: UndoableDict[K], ends: Sequence[Changes[K]]) -> None:
         for key in dict.fromkeys(key for end in ends for key in end):
             values = [end[key] if key in end else state.get(key) for end in ends]
             known = [value for value in values if value is not None]
@@ -199,7 +250,7 @@ class Machine:
             else:
                 state.forget(key)
 
-    def repeated(self, node: ast.AST, source: Value | None, body: Sequence[ast.stmt], run: Callable[[], bool]) -> None:
+    def repeat(self, node: ast.AST, source: Value | None, body: Sequence[ast.stmt], run: Callable[[], bool]) -> None:
         """A loop: the body is walked once; a variable that it changes may come from the turn before."""
         frame = self.frame
         carried: dict[str, Value] = {}
@@ -233,7 +284,7 @@ class Machine:
         if not body:
             return [], []
         if id(body[0]) not in self._bound:
-            self._bound[id(body[0])] = assigned(body), sorted(assigned_attributes(body))
+            self._bound[id(body[0])] = bound_names(body), sorted(bound_attributes(body))
         return self._bound[id(body[0])]
 
     def leave_loop(self) -> None:
@@ -248,12 +299,21 @@ class Machine:
             if last.thing is not phi.thing:
                 phi.thing = None
 
-    def keep(self, thing: Any) -> int:
+    def keep(self, thing: Any) -> None:
         self.kept.append(thing)
-        return id(thing)
 
     def was_entered(self, function: Function) -> bool:
         return id(function.node) in self.entered
+
+
+def numbered(values: Iterable[Value], start: int = 0) -> dict[str, Value]:
+    """Arguments that have no names: "0", "1", "2"."""
+    return {str(number): value for number, value in enumerate(values, start)}
+
+
+def _same_constant(value: Value, other: Value) -> bool:
+    known = value.constant is not UNKNOWN and type(value.constant) is type(other.constant)
+    return known and bool(value.constant == other.constant)
 
 
 def character(row: str, offset: int) -> int:
@@ -272,7 +332,7 @@ def _ends(row: str) -> npt.NDArray[np.int64]:
     return np.cumsum(1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF))
 
 
-def assigned(body: Sequence[ast.stmt]) -> list[str]:
+def bound_names(body: Sequence[ast.stmt]) -> list[str]:
     """Names that the statements bind, in order; those of nested functions are their own."""
     names: dict[str, None] = {}
     waiting: deque[ast.AST] = deque(body)
@@ -288,7 +348,7 @@ def assigned(body: Sequence[ast.stmt]) -> list[str]:
     return list(names)
 
 
-def assigned_attributes(body: Sequence[ast.stmt]) -> set[str]:
+def bound_attributes(body: Sequence[ast.stmt]) -> set[str]:
     return {
         node.attr
         for statement in body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import re
@@ -11,8 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from assay.programs.program import Ignore, Program
-from assay.programs.read.machine import TooLarge
-from assay.programs.read.statements import Interpreter
+from assay.programs.read.calls import call, invoke
+from assay.programs.read.definitions import DEFINITIONS, run_uncalled
+from assay.programs.read.expressions import EXPRESSIONS
+from assay.programs.read.machine import Machine, TooLarge
+from assay.programs.read.statements import STATEMENTS
 from assay.programs.read.text import SourceError, read_module
 from assay.programs.read.things import Module
 from assay.verdict import Place
@@ -50,27 +54,27 @@ def read_program(path: Path) -> Program:
                 found[known] = None
         return found[known]
 
-    interpreter = Interpreter(find)
-    interpreter.modules[main.file] = main
+    machine = Machine(find, {**EXPRESSIONS, ast.Call: call}, {**STATEMENTS, **DEFINITIONS}, invoke)
+    machine.modules[main.file] = main
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, _DEEP))
     try:
-        interpreter.run_module(main)
-        interpreter.run_uncalled([main])
+        machine.run_module(main)
+        run_uncalled(machine, main)
     except TooLarge:
         notes.append(f"{path} makes more values than are followed: it was read in part")
     except RecursionError:
         notes.append(f"{path} is nested too deeply: it was read in part")
     finally:
         sys.setrecursionlimit(limit)
-    modules = list(interpreter.modules.values())
+    modules = list(machine.modules.values())
     return Program(
         str(path),
-        interpreter.graph,
+        machine.graph,
         tuple(module.file for module in modules),
         sum(len(module.lines) for module in modules),
         (*(note for module in modules for note in module.notes), *notes),
-        tuple(one for module in modules for one in _ignores(module)),
+        tuple(ignore for module in modules for ignore in _ignores(module)),
     )
 
 

@@ -5,27 +5,25 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from assay.programs.graph import Value
+from assay.programs.read.machine import Machine
 from assay.programs.read.things import Table
 
-if TYPE_CHECKING:
-    from assay.programs.read.calls import Calls
-
-READERS = frozenset({"yaml.safe_load", "yaml.load", "yaml.full_load", "json.loads", "OmegaConf.create"})
+READERS = ("yaml.safe_load", "yaml.load", "yaml.full_load", "json.loads", "OmegaConf.create")
 _LINE = re.compile(r"([A-Za-z_][\w-]*)\s*:\s*(.*)")
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
-def parsed(machine: Calls, text: str, node: ast.AST) -> Value | None:
+def parse_settings(machine: Machine, text: str, node: ast.AST) -> Value | None:
     """The table of a text of plain `name: value` lines, or of a JSON object; None where it is anything else."""
     entries = _of_json(text) if text.lstrip().startswith("{") else _of_lines(text)
     if not entries:
         return None
     values = {
-        name: machine.new("config", node, {"input": machine.constant(node, one)}, constant=one)
-        for name, one in entries.items()
+        name: machine.new("config", node, {"input": machine.constant(node, constant)}, constant=constant)
+        for name, constant in entries.items()
     }
     return machine.new("table", node, values, thing=Table(dict(values)))
 
@@ -35,7 +33,7 @@ def _of_json(text: str) -> dict[str, Any]:
         read = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return {name: one for name, one in read.items() if isinstance(one, str | int | float | bool)}
+    return {name: value for name, value in read.items() if isinstance(value, str | int | float | bool)}
 
 
 def _of_lines(text: str) -> dict[str, Any]:

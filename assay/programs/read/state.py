@@ -14,7 +14,7 @@ K = TypeVar("K")
 Changes = Mapping[K, Value | None]  # None: it is gone
 
 
-class State(dict[K, Value], Generic[K]):
+class UndoableDict(dict[K, Value], Generic[K]):
     """A dictionary that can take back its changes, down to the last mark. Change it by `[...] =` and `forget` only."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class State(dict[K, Value], Generic[K]):
         self._marks.append({})
 
     def since(self, depth: int) -> dict[K, Value | None]:
-        """What changed since there were so many marks, and what it is now."""
+        """What changed since there were that many marks, and what it is now."""
         return {key: self.get(key) for held in self._marks[depth:] for key in held}
 
     def take_back(self) -> dict[K, Value | None]:
@@ -57,7 +57,7 @@ class State(dict[K, Value], Generic[K]):
         return changed
 
 
-class Heap(State[tuple[int, str]]):
+class Heap(UndoableDict[tuple[int, str]]):
     """Attributes of objects, by the id of the object and the name."""
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from assay.machine.durable import reason_unread
+from assay.machine.user_error import UserError
 from assay.programs.read.literals import count_lexemes, shorten
 from assay.programs.read.things import Module
 
@@ -30,7 +31,7 @@ _PYTHON_2 = re.compile(
 )
 
 
-class SourceError(ValueError):
+class SourceError(UserError, ValueError):
     """A file that cannot be read as Python. The message is one sentence with the file, the line and the fix."""
 
 
@@ -142,7 +143,7 @@ def _notebook(raw: bytes, name: str, shown: str) -> Module:
         kept = [_MAGIC.sub(r"\1pass", row) for row in rows]
         try:
             short, _ = _parsed_in_short("\n".join(kept), shown)
-        except SourceError as error:  # a cell that does not run is no part of the program
+        except SourceError as error:  # a cell that does not run is not a part of the program
             broken = str(error).removeprefix(f"{shown}:").split("; ")[0]
             notes.append(f"{shown}: code cell {number} is left out: line {broken}")
             continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.programs.graph import Value
-from assay.programs.read.state import Changes, State
+from assay.programs.read.state import Changes, UndoableDict
 
 
 @dataclass(eq=False)
@@ -16,7 +16,7 @@ class Frame:
     """The variables of a module or of one call; `outer` is the frame in which the function was defined."""
 
     module: Module
-    variables: State[str] = field(default_factory=State)
+    variables: UndoableDict[str] = field(default_factory=UndoableDict)
     outer: Frame | None = None
     returned: list[Value] = field(default_factory=list)
     yielded: list[Value] = field(default_factory=list)
@@ -62,6 +62,29 @@ class Function:
         return "lambda" if isinstance(self.node, ast.Lambda) else self.node.name
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Where a call stands, and what it is given."""
+
+    node: ast.AST
+    positional: list[Value] = field(default_factory=list)
+    keywords: dict[str, Value] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Value | None:
+        return self.positional[0] if self.positional else None
+
+    def arguments(self, *names: str, start: int = 0) -> dict[str, Value]:
+        """By these names; what has none is numbered."""
+        named = dict(zip(names, self.positional, strict=False))
+        rest = enumerate(self.positional[len(names) :], len(names) + start)
+        return {**named, **{str(number): value for number, value in rest}, **self.keywords}
+
+    def with_first(self, *values: Value) -> Call:
+        """The same call with these values before the others."""
+        return Call(self.node, [*values, *self.positional], self.keywords)
+
+
 @dataclass(eq=False)
 class Bound:
     function: Function
@@ -71,8 +94,7 @@ class Bound:
 @dataclass(eq=False)
 class Partial:
     function: Value
-    positional: list[Value]
-    keywords: dict[str, Value]
+    given: Call
 
 
 @dataclass(eq=False)
@@ -86,20 +108,21 @@ class Class:
     is_record: bool = False
 
     def member(self, name: str) -> Value | None:
-        for one in self.ancestry():
-            if name in one.members:
-                return one.members[name]
-        return None
+        return next((of.members[name] for of in self.ancestry() if name in of.members), None)
+
+    def method(self, name: str) -> Function | None:
+        member = self.member(name)
+        return member.thing if member is not None and isinstance(member.thing, Function) else None
 
     def ancestry(self) -> list[Class]:
         found = [self]
         for base in self.bases:
             if isinstance(base.thing, Class) and base.thing not in found:
-                found += [one for one in base.thing.ancestry() if one not in found]
+                found += [ancestor for ancestor in base.thing.ancestry() if ancestor not in found]
         return found
 
     def library_bases(self) -> list[str]:
-        return [base.thing.path for one in self.ancestry() for base in one.bases if isinstance(base.thing, Library)]
+        return [base.thing.path for of in self.ancestry() for base in of.bases if isinstance(base.thing, Library)]
 
     @property
     def is_module(self) -> bool:
@@ -109,8 +132,8 @@ class Class:
 
     def all_fields(self) -> list[str]:
         names: list[str] = []
-        for one in reversed(self.ancestry()):
-            names += [name for name in one.fields if name not in names]
+        for of in reversed(self.ancestry()):
+            names += [name for name in of.fields if name not in names]
         return names
 
 
@@ -119,6 +142,9 @@ class Instance:
     """An object of a class of the program; its attributes are on the interpreter's heap."""
 
     of: Class
+
+    def member(self, name: str) -> Value | None:
+        return self.of.member(name)
 
 
 @dataclass(eq=False)

@@ -1,182 +1,175 @@
 """An update of the script --> Batch: its tensors as they were, its settings as they were really in effect.
 
+Each piece of the loss becomes a Part, as each micro-batch of a trainer does; examine/ joins them.
+
 Shape legend: B completions, T token columns of the log-probs, S tokens given to the model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.examine.part import stack
-from assay.programs.run.asked import Answer
-from assay.programs.run.objective import objective_of, penalty_of
+from assay.examine.part import Part, join, join_inputs, sampled_fields
+from assay.programs.run.objective import KlTerm, objective_of, penalty_of
 from assay.programs.run.rewards import credit_of
-from assay.programs.run.roles import Piece, is_corrected
-from assay.programs.run.rollouts import Found, Rollout, locate, moment, rollouts_of
+from assay.programs.run.roles import LossPiece, is_corrected
+from assay.programs.run.rollouts import Found, SampledRows, locate, moment, rollouts_of
 from assay.programs.run.sight import numbers_of
-from assay.programs.run.watched import Backward, Update, WatchedRun
+from assay.programs.run.watched import Backward, WatchedRun, WatchedUpdate, spot_of
 from assay.record.batch import Array, Batch, BatchError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.policy.plain import Plain
 
 MOST_ROWS = 256
 ASKED = 3  # updates for which the model is asked again
-Ask = Callable[[int, Sequence[Sequence[int]], float], Answer | None]
-_NO_PASS = frozenset(("input_ids", "attention_mask", "position_ids", "labels", "cache_position"))
+Ask = Callable[[int, Sequence[Sequence[int]], float], "list[Plain] | None"]
+_INPUTS = ("input_ids", "attention_mask", "position_ids")
+_REPEATED = frozenset((*_INPUTS, "labels", "cache_position", "1"))  # arguments of a pass that can be repeated
 
 
-class Rows:
-    """The pieces of an update, laid under each other."""
-
-    def __init__(self, pieces: Sequence[tuple[Backward, Piece]]) -> None:
-        self.pieces = pieces
-        self.shapes = [_two(piece.ids).shape for _, piece in pieces]
-        self.width = max(shape[1] for shape in self.shapes)
-        self.count = sum(shape[0] for shape in self.shapes)
-
-    def laid(self, arrays: Sequence[Array | None]) -> Array | None:
-        """[B, T]; None if one is missing or of another shape."""
-        rows: list[Array] = []
-        for array, shape in zip(arrays, self.shapes, strict=True):
-            if array is None or array.size != shape[0] * shape[1]:
-                return None
-            rows += list(array.reshape(shape))
-        return stack(rows, self.width)
-
-    def by_row(self, arrays: Sequence[Array | None]) -> Array | None:
-        """[B], or [B, T] if one of them is so."""
-        per_row = []
-        for array, shape in zip(arrays, self.shapes, strict=True):
-            if array is None:
-                return None
-            if array.size == shape[0]:
-                per_row.append(array.reshape(shape[0]))
-        if len(per_row) == len(arrays):
-            return np.concatenate(per_row)
-        wide = [
-            np.broadcast_to(array.reshape(shape[0], 1), shape)
-            if array is not None and array.size == shape[0]
-            else array
-            for array, shape in zip(arrays, self.shapes, strict=True)
-        ]
-        return self.laid(wide)
-
-
-def fields_of(trace: WatchedRun, update: Update, ask: Ask) -> dict[str, Any] | None:
+def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any] | None:
     """What a Batch of this update holds, as far as it is known before the step; None if nothing was recognised."""
-    pieces = [
-        (backward, piece)
-        for backward in update.backwards
-        if backward.roles is not None
-        for piece in backward.roles.pieces
-    ]
+    pieces = update.pieces
     if not pieces or any(backward.roles is None for backward in update.backwards):
         return None
-    rows = Rows(pieces)
-    update.parts = tuple((shape[0], shape[1]) for shape in rows.shapes)
-    if rows.count > MOST_ROWS or rows.count == 0 or rows.width == 0:
+    update.parts = tuple(np.atleast_2d(piece.ids).shape for piece in pieces)
+    rows, width = range(sum(rows for rows, _ in update.parts)), max(width for _, width in update.parts)
+    if not 0 < len(rows) <= MOST_ROWS or width == 0:
         return None
-    fields: dict[str, Any] = {"mask": rows.laid([_mask(piece) for _, piece in pieces])}
-    for name, role in (("new_logprobs", "new"), ("old_logprobs", "old"), ("ref_logprobs", "ref")):
-        fields[name] = rows.laid([numbers_of(getattr(piece, role)) for _, piece in pieces])
-    fields["gradients"] = rows.laid([_gradients(backward, piece) for backward, piece in pieces])
-    if update.maximize and fields["gradients"] is not None:
-        fields["gradients"] = -fields["gradients"]
-    if _reaches_outside(fields["mask"], fields["gradients"]):
-        fields["mask"] = None  # what was taken for the mask is none, or not all of it
-    fields |= _credit(rows, [piece for _, piece in pieces])
-    numbers = [backward.number for backward in update.backwards]
-    if all(number is not None for number in numbers):
-        loss = sum(number for number in numbers if number is not None)
-        fields["loss"] = -loss if update.maximize else loss
-    fields |= _settings(trace, update, [piece for _, piece in pieces])
-    fields |= _inputs(rows, [piece for _, piece in pieces])
-    fields["tokens"] = _tokens(rows, fields.get("input_ids"))
-    rollouts = rollouts_of(trace)
-    fields |= _sampled(trace, update, rows, rollouts, ask, fields)
-    if fields.get("attention_mask") is None and fields.get("update") == 0 and fields.get("plain_logprobs") is not None:
+    penalties = [
+        penalty_of(backward.roles, piece)
+        for backward in update.backwards
+        if backward.roles is not None
+        for piece in backward.pieces
+    ]
+    parts = _parts(update, penalties)
+    fields: dict[str, Any] = join(parts, rows, width)
+    if _reaches_outside(fields.get("mask"), fields.get("gradients")):
+        del fields["mask"]  # what was taken for the mask is none, or not all of it
+    if "rewards" not in fields or len(set(fields.get("group_ids", ()))) < 2:
+        fields.pop("group_ids", None)
+    losses = [backward.number for backward in update.backwards if backward.number is not None]
+    if len(losses) == len(update.backwards):
+        fields["loss"] = -sum(losses) if update.maximize else sum(losses)
+    fields |= _settings(run, update)
+    given = [{name: numbers_of(getattr(piece.forward, name)) for name in _INPUTS} for piece in pieces]
+    fields |= join_inputs(parts, given, rows)
+    fields["tokens"] = _with_uncounted(fields["tokens"], fields.get("input_ids"))
+    fields |= _sampled(run, update, ask, fields)
+    if "attention_mask" not in fields and fields.get("update") == 0 and "plain_logprobs" in fields:
         # a pass without a mask attends to everything; whether that moves log-probs, plain log-probs show
-        given_BS = fields.get("input_ids")
-        fields["attention_mask"] = None if given_BS is None else np.ones(given_BS.shape, dtype=bool)
-    fields |= _penalty(trace, update, rows)
-    fields |= _objective(trace, fields, [piece for _, piece in pieces])
+        fields["attention_mask"] = np.ones(fields["input_ids"].shape, dtype=bool)
+    fields |= _penalty_settings(run, pieces, penalties)
+    if "kl_estimator" not in fields:
+        fields.pop("kl", None)
+    fields |= _objective(run, fields, pieces)
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def batch_of(fields: Mapping[str, Any], update: Update, notes: list[str]) -> Batch | None:
+def batch_of(fields: Mapping[str, Any], update: WatchedUpdate, notes: list[str]) -> Batch | None:
     if fields.get("update", 0) < 0:
         return None  # an optimizer that does not hold the policy
-    source = f"optimizer step {update.number + 1} ({update.place})"
     try:
-        return Batch.of({**fields, **update.numbers}, source=source)
+        return Batch.of({**fields, **update.numbers}, source=update.source)
     except BatchError as error:
-        notes.append(f"{source} could not be read as a batch: {error}")
+        notes.append(f"{update.source} could not be read as a batch: {error}")
         return None
 
 
-def _two(array: Array) -> Array:
-    return array.reshape(1, -1) if array.ndim == 1 else array
+# -- the tensors in the loss
 
 
-def _mask(piece: Piece) -> Array | None:
-    counted = piece.ids >= 0
-    if piece.mask is None:
-        return counted
-    mask = numbers_of(piece.mask)
-    if mask is None:
-        return None
-    return (~mask.astype(bool) if piece.mask_is_inverted else mask.astype(bool)) & counted
+def _parts(update: WatchedUpdate, penalties: Sequence[KlTerm | None]) -> list[Part]:
+    """One for each piece, rows numbered through; a field is per row in all parts, or per token in all."""
+    is_credited = all(piece.advantages is not None and "advantages" not in piece.unsure for piece in update.pieces)
+    groups: dict[int, Array | None] = {}
+    parts: list[Part] = []
+    first = 0
+    pieces = [(backward, piece) for backward in update.backwards for piece in backward.pieces]
+    for (backward, piece), penalty, shape in zip(pieces, penalties, update.parts, strict=True):
+        per_token = _arrays(backward, piece, update.maximize)
+        per_token["kl"] = None if penalty is None else penalty.numbers
+        per_row = _credit(piece, groups) if is_credited else {}
+        either = {name: per_row[name] for name in ("advantages", "ratio") if name in per_row}
+        arrays = _fitting(per_token | either, shape) | _fitting(per_row, shape[:1])
+        parts.append(Part(tuple(range(first, first + shape[0])), arrays))
+        first += shape[0]
+    wide = {name for part in parts for name, array in part.tensors.items() if array.ndim == 2}
+    return [
+        replace(part, tensors=_widen(part.tensors, wide, shape))
+        for part, shape in zip(parts, update.parts, strict=True)
+    ]
 
 
-def _tokens(rows: Rows, given_BS: Array | None) -> Array | None:
+def _fitting(arrays: Mapping[str, Array | None], shape: tuple[int, ...]) -> dict[str, Array]:
+    size = math.prod(shape)
+    return {name: array.reshape(shape) for name, array in arrays.items() if array is not None and array.size == size}
+
+
+def _widen(arrays: Mapping[str, Array], wide: set[str], shape: tuple[int, int]) -> dict[str, Array]:
+    """With a number for each token in place of one for each row, where another part has that."""
+    return {
+        name: np.broadcast_to(array[:, None], shape) if array.ndim == 1 and name in wide else array
+        for name, array in arrays.items()
+    }
+
+
+def _arrays(backward: Backward, piece: LossPiece, maximize: bool) -> dict[str, Array | None]:
+    counted, seen = piece.ids >= 0, numbers_of(piece.mask)
+    mask = None if seen is None else (seen.astype(bool) ^ piece.mask_is_inverted) & counted
+    caught = backward.gradients.get(id(piece.new))
+    gradients = None if caught is None else caught.numbers
+    return {
+        "tokens": piece.ids,
+        "mask": counted if piece.mask is None else mask,
+        "new_logprobs": numbers_of(piece.new),
+        "old_logprobs": numbers_of(piece.old),
+        "ref_logprobs": numbers_of(piece.ref),
+        "gradients": -gradients if maximize and gradients is not None else gradients,
+    }
+
+
+def _credit(piece: LossPiece, groups: dict[int, Array | None]) -> dict[str, Array | None]:
+    assert piece.advantages is not None
+    advantages, credit = numbers_of(piece.advantages), credit_of(piece.advantages, groups)
+    return {
+        "advantages": None if advantages is None else piece.sign * advantages,
+        "ratio": None if piece.old is None else numbers_of(piece.ratio),
+        "rewards": credit.rewards,
+        "group_ids": credit.groups,
+    }
+
+
+def _reaches_outside(mask_BT: Array | None, gradients_BT: Array | None) -> bool:
+    if mask_BT is None or gradients_BT is None:
+        return False
+    return bool(np.any(np.nan_to_num(gradients_BT)[~mask_BT] != 0))
+
+
+def _with_uncounted(tokens_BT: Array, given_BS: Array | None) -> Array:
     """Where a label says that a token does not count, the token itself is in the input."""
-    tokens_BT = rows.laid([piece.ids for _, piece in rows.pieces])
-    if tokens_BT is None or given_BS is None or (tokens_BT >= 0).all():
-        return tokens_BT
-    shift = _shift(given_BS, tokens_BT)
-    if shift is None:
+    shift = None if given_BS is None or (tokens_BT >= 0).all() else _shift(given_BS, tokens_BT)
+    if shift is None or given_BS is None:
         return tokens_BT
     return np.where(tokens_BT >= 0, tokens_BT, given_BS[:, shift : shift + tokens_BT.shape[1]])
 
 
-def _reaches_outside(mask_BT: Array | None, gradients_BT: Array | None) -> bool:
-    if mask_BT is None or gradients_BT is None or mask_BT.shape != gradients_BT.shape:
-        return False
-    return bool(np.any(np.nan_to_num(gradients_BT)[~mask_BT.astype(bool)] != 0))
+# -- settings
 
 
-def _gradients(backward: Backward, piece: Piece) -> Array | None:
-    seen = (backward.gradients or {}).get(id(piece.new))
-    return None if seen is None else seen.numbers
-
-
-def _credit(rows: Rows, pieces: Sequence[Piece]) -> dict[str, Any]:
-    if any("advantages" in piece.unsure or piece.advantages is None for piece in pieces):
-        return {}
-    signed = []
-    for piece in pieces:
-        numbers = numbers_of(piece.advantages)
-        signed.append(None if numbers is None else piece.sign * numbers)
-    fields: dict[str, Any] = {"advantages": rows.by_row(signed)}
-    ratios = [numbers_of(piece.ratio) for piece in pieces]
-    if all(piece.old is not None for piece in pieces):
-        fields["ratio"] = rows.by_row(ratios)
-    known: dict[int, Array | None] = {}
-    credit = [credit_of(piece.advantages, known) for piece in pieces if piece.advantages is not None]
-    rewards = rows.by_row([one.rewards for one in credit])
-    groups = rows.by_row([one.groups for one in credit])
-    if rewards is not None and rewards.ndim == 1:
-        fields["rewards"] = rewards
-        if groups is not None and groups.ndim == 1 and len(set(groups.tolist())) > 1:
-            fields["group_ids"] = groups
-    return fields
-
-
-def _settings(trace: WatchedRun, update: Update, pieces: Sequence[Piece]) -> dict[str, Any]:
-    model = trace.models[pieces[0].forward.model]
+def _settings(run: WatchedRun, update: WatchedUpdate) -> dict[str, Any]:
+    pieces = update.pieces
+    model = run.models[pieces[0].forward.model]
     autocast = any(piece.forward.value.context.autocast for piece in pieces)
-    dtype = "bfloat16" if autocast else next((one for one in model.dtypes if one != "float32"), "float32")
+    dtype = "bfloat16" if autocast else next((dtype for dtype in model.dtypes if dtype != "float32"), "float32")
     settings: dict[str, Any] = {
         "trainer": "script",
         "learning_rate": update.learning_rate,
@@ -196,96 +189,123 @@ def _settings(trace: WatchedRun, update: Update, pieces: Sequence[Piece]) -> dic
     return settings
 
 
-def _penalty(trace: WatchedRun, update: Update, rows: Rows) -> dict[str, Any]:
-    """The KL in the loss; none at all if only the policy was ever asked."""
-    penalties = [penalty_of(backward.roles, piece) for backward, piece in rows.pieces if backward.roles is not None]
-    if all(penalty is None for penalty in penalties):
-        trained = {piece.forward.model for _, piece in rows.pieces}
-        alone = {one.model for one in trace.forwards} <= trained and not any(one.adapter_off for one in trace.forwards)
-        return {"kl_coef": 0.0} if alone else {}
+def _penalty_settings(
+    run: WatchedRun, pieces: Sequence[LossPiece], penalties: Sequence[KlTerm | None]
+) -> dict[str, Any]:
+    """Of the KL in the loss; there is none at all if only the policy was ever asked."""
     known = [penalty for penalty in penalties if penalty is not None]
-    coefficients, estimators = {one.coefficient for one in known}, {one.estimator for one in known}
-    if len(known) < len(penalties) or len(coefficients) != 1 or len(estimators) != 1:
+    if not known:
+        trained = {piece.forward.model for piece in pieces}
+        alone = all(forward.model in trained and not forward.adapter_off for forward in run.forwards)
+        return {"kl_coef": 0.0} if alone else {}
+    if len(known) < len(penalties) or len({(penalty.coefficient, penalty.estimator) for penalty in known}) != 1:
         return {}
-    fields: dict[str, Any] = {"kl_coef": known[0].coefficient, "kl_placement": "loss"}
+    settings: dict[str, Any] = {"kl_coef": known[0].coefficient, "kl_placement": "loss"}
     if known[0].coefficient is not None and known[0].estimator is not None:
-        fields |= {"kl_estimator": known[0].estimator, "kl_gradient": "naive"}
-        fields["kl"] = rows.laid([one.numbers for one in known])
-    return fields
+        settings |= {"kl_estimator": known[0].estimator, "kl_gradient": "naive"}
+    return settings
 
 
-def _objective(trace: WatchedRun, fields: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, Any]:
+def _objective(run: WatchedRun, fields: Mapping[str, Any], pieces: Sequence[LossPiece]) -> dict[str, Any]:
     place = str(pieces[0].product.place) if pieces[0].product is not None else ""
     found = objective_of(fields, pieces)
     if found is not None:
-        trace.objectives.setdefault(place, found)
-    known = trace.objectives.get(place)
-    if known is None:
+        run.objectives.setdefault(place, found)
+    if place not in run.objectives:
         return {}
-    return (
-        {"objective": known[0]} if known[1] else {"objective": known[0], "loss": None}
-    )  # a critic's loss is in it too
+    objective, is_all = run.objectives[place]
+    return {"objective": objective} if is_all else {"objective": objective, "loss": None}  # a critic's loss is in it
 
 
-def _inputs(rows: Rows, pieces: Sequence[Piece]) -> dict[str, Any]:
-    """What the scoring passes were given, if all were given the same columns."""
-    fields: dict[str, Any] = {}
-    for name in ("input_ids", "attention_mask", "position_ids"):
-        arrays = [numbers_of(getattr(piece.forward, name)) for piece in pieces]
-        whole = [array for array in arrays if array is not None and array.ndim == 2]
-        if len(whole) == len(pieces) and len({array.shape[1] for array in whole}) == 1:
-            stacked = np.concatenate(whole)
-            fields[name] = stacked if len(stacked) == rows.count else None
-    return fields
+# -- what was sampled
 
 
-def _sampled(
-    trace: WatchedRun, update: Update, rows: Rows, rollouts: Sequence[Rollout], ask: Ask, fields: Mapping[str, Any]
-) -> dict[str, Any]:
-    given_BS = fields.get("input_ids")
-    tokens_BT = fields["tokens"]
-    if given_BS is None or tokens_BT is None:
-        return _place(trace, update, rollouts, (), whole=False)
-    found = locate(given_BS, rollouts)
-    known = [one for one in found if one is not None]
-    shift = _shift(given_BS, tokens_BT)
-    if len(known) < len(found) or shift is None:
-        return _place(trace, update, rollouts, known, whole=False)
-    told = _place(trace, update, rollouts, known) | _laid_by(known, tokens_BT, shift)
-    if len(trace.batches) < ASKED and _can_be_asked(rows.pieces):
-        told |= _plain(trace, rows, known, given_BS, tokens_BT, shift, told, ask, fields)
-    return told
+def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[str, Any]) -> dict[str, Any]:
+    rollouts = rollouts_of(run)
+    given_BS, tokens_BT = fields.get("input_ids"), fields["tokens"]
+    if given_BS is None:
+        return _moment(run, update, rollouts, ())
+    located, shift = locate(given_BS, rollouts), _shift(given_BS, tokens_BT)
+    found = [row for row in located if row is not None]
+    sampled = _moment(run, update, rollouts, found)
+    if len(found) < len(located) or shift is None:
+        return {name: value for name, value in sampled.items() if name != "sampler_versions"}
+    sampled |= _rows(found, tokens_BT, shift)
+    # a pass that was given something that we would leave out cannot be repeated
+    if all(piece.forward.value.arguments.keys() <= _REPEATED for piece in update.pieces):
+        sampled |= _plain(run, update.pieces, ask, found, shift, {**fields, **sampled})
+    return sampled
 
 
-def _place(
-    trace: WatchedRun, update: Update, rollouts: Sequence[Rollout], known: Sequence[Found], *, whole: bool = True
+def _plain(
+    run: WatchedRun,
+    pieces: Sequence[LossPiece],
+    ask: Ask,
+    found: Sequence[Found],
+    shift: int,
+    fields: Mapping[str, Any],
+) -> dict[str, Array]:
+    """Plain log-probs of the policy and of the reference, in the columns of the tokens."""
+    models: dict[str, set[int | None]] = {"plain": {piece.forward.model for piece in pieces}}
+    if len(run.batches) >= ASKED or len(models["plain"]) > 1:
+        return {}
+    if "ref_logprobs" in fields:
+        models["plain_ref"] = {_reference(run, piece) for piece in pieces}
+    texts = [
+        [int(token) for token in given_S[row.span]] for given_S, row in zip(fields["input_ids"], found, strict=True)
+    ]
+    offsets, width = [shift - row.start - 1 for row in found], fields["tokens"].shape[1]
+    temperature = fields.get("temperature")
+    plain: dict[str, Array] = {}
+    for name, numbers in models.items():
+        model = numbers.pop() if len(numbers) == 1 else None
+        answers = None if model is None else ask(model, texts, temperature or 1.0)
+        if answers is None:
+            continue
+        scaled_BT, raw_BT = (_in_columns(values, offsets, width) for values in zip(*answers, strict=True))
+        if temperature is not None:
+            plain[f"{name}_logprobs"] = scaled_BT
+        if name == "plain":
+            plain["plain_raw_logprobs"] = raw_BT
+    return plain
+
+
+def _in_columns(values: Sequence[Tensor], offsets: Sequence[int], width: int) -> Array:
+    """[B, T], NaN where a row has no number; each row begins at its offset, which may lie left of the columns."""
+    columns_BT = np.full((len(values), width), np.nan)
+    for row_T, numbers, offset in zip(columns_BT, values, offsets, strict=True):
+        kept = numbers.numpy()[max(offset, 0) :]
+        first = max(-offset, 0)
+        row_T[first : first + len(kept)] = kept[: max(width - first, 0)]
+    return columns_BT
+
+
+def _moment(
+    run: WatchedRun, update: WatchedUpdate, rollouts: Sequence[SampledRows], found: Sequence[Found]
 ) -> dict[str, Any]:
     """Step, update within the rollout batch, and the settings that all rows were sampled with."""
-    of = {id(one.rollout): one.rollout for one in known}
-    used = list(of.values()) or list(rollouts[-1:])
-    trained = {
-        piece.forward.model for backward in update.backwards if backward.roles for piece in backward.roles.pieces
-    }
-    version = trace.models[min(trained)].version
-    update.samplers = frozenset(one.weights for one in used)
-    update.sampler_models = frozenset(one.sampler for one in used)
-    update.is_first = bool(used) and max(one.moment for one in used) == trace.updates.index(update)
-    update.sampled_at = frozenset((one.value.place, one.value.context.calls) for one in used)
+    used = list({id(row.rollout): row.rollout for row in found}.values()) or list(rollouts[-1:])
+    trained = {piece.forward.model for piece in update.pieces}
+    version = run.models[min(trained)].version
+    update.samplers = frozenset(rollout.weights for rollout in used)
+    update.sampler_models = frozenset(rollout.sampler for rollout in used)
+    update.sampled_at = frozenset(spot_of(rollout.value) for rollout in used)
     if not used:
         return {"policy_version": version}
-    sampled = [one.value for one in trace.generations] + [one.value for one in trace.samplings]
-    moments = sorted({moment(value, trace) for value in sampled})
-    newest = max(one.version for one in used)
-    fields: dict[str, Any] = {"step": moments.index(max(one.moment for one in used)) + 1, "policy_version": version}
+    newest = max(rollout.moment for rollout in used)
+    update.is_first = newest == run.updates.index(update)
+    calls = [call.value for call in run.generations] + [draw.value for draw in run.samplings]
+    moments = sorted({moment(value, run) for value in calls})
     # how often the policy was stepped since the rows were sampled, by whatever model
-    latest = max(one.value.order for one in used)
-    fields["update"] = sum(one.order > latest and bool(trained & {*one.models}) for one in trace.updates) - 1
-    if whole and {one.model for one in used} <= trained and version >= newest:
-        fields["sampler_versions"] = np.array([one.rollout.version for one in known])
-    shared = dict(used[0].settings)
-    for other in used[1:]:
-        shared = {name: value for name, value in shared.items() if other.settings.get(name) == value}
-    return fields | shared
+    latest = max(rollout.value.order for rollout in used)
+    since = sum(other.order > latest and not trained.isdisjoint(other.models) for other in run.updates)
+    fields: dict[str, Any] = {"step": moments.index(newest) + 1, "policy_version": version, "update": since - 1}
+    if found and {rollout.model for rollout in used} <= trained and version >= max(rollout.version for rollout in used):
+        fields["sampler_versions"] = np.array([row.rollout.version for row in found])
+    shared = used[0].settings.items()
+    return fields | {
+        name: value for name, value in shared if all(rollout.settings.get(name) == value for rollout in used)
+    }
 
 
 def _shift(given_BS: Array, tokens_BT: Array) -> int | None:
@@ -297,73 +317,23 @@ def _shift(given_BS: Array, tokens_BT: Array) -> int | None:
     return None
 
 
-def _laid_by(known: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, Any]:
-    prompts = [one.rollout.prompt(one.row) for one in known]
-    sampled_BT = np.full(tokens_BT.shape, -1, dtype=np.int64)
-    for number, one in enumerate(known):
-        first = one.completion - shift
-        drawn = one.rollout.completion(one.row)
-        columns = np.arange(max(first, 0), tokens_BT.shape[1])
-        inside = columns[(columns - first) < len(drawn)]
-        sampled_BT[number, inside] = drawn[inside - first]
-        beyond = columns[(columns - first) >= len(drawn)]
-        sampled_BT[number, beyond] = tokens_BT[number, beyond]
-    fields: dict[str, Any] = {
-        "prompt_tokens": stack(prompts),
-        "prompt_mask": stack([[True] * len(prompt) for prompt in prompts]),
-        "lengths": np.array([int(one.rollout.lengths_B[one.row]) for one in known]),
-    }
-    if all(one.completion == shift for one in known):  # columns of completions alone
-        fields["sampled_tokens"] = sampled_BT
-    if all(one.rollout.finished_B is not None for one in known):
-        fields["finished"] = np.array([bool(one.rollout.finished_B[one.row]) for one in known])  # type: ignore[index]
+def _rows(found: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, Any]:
+    """The located rows as they were sampled."""
+    prompts = [row.rollout.prompt(row.row) for row in found]
+    completions = [row.rollout.completion(row.row) for row in found]
+    width = tokens_BT.shape[1]
+    fields: dict[str, Any] = sampled_fields(prompts, completions, width)
+    if all(row.completion == shift for row in found):  # columns of completions alone
+        was_drawn_BT = np.arange(width) < fields["lengths"][:, None]
+        fields["sampled_tokens"] = np.where(was_drawn_BT, fields["sampled_tokens"], tokens_BT)
+    else:
+        del fields["sampled_tokens"]
+    endings = [None if row.rollout.finished_B is None else bool(row.rollout.finished_B[row.row]) for row in found]
+    if None not in endings:
+        fields["finished"] = endings
     return fields
 
 
-def _can_be_asked(pieces: Sequence[tuple[Backward, Piece]]) -> bool:
-    """The scoring pass was given nothing that we would leave out."""
-    names = {name for _, piece in pieces for name in piece.forward.value.arguments}
-    return names <= _NO_PASS | {"1"} and len({piece.forward.model for _, piece in pieces}) == 1
-
-
-def _plain(
-    trace: WatchedRun,
-    rows: Rows,
-    known: Sequence[Found],
-    given_BS: Array,
-    tokens_BT: Array,
-    shift: int,
-    told: Mapping[str, Any],
-    ask: Ask,
-    fields: Mapping[str, Any],
-) -> dict[str, Any]:
-    temperature = told.get("temperature")
-    asked = []
-    for number, one in enumerate(known):
-        length = len(one.rollout.prompt(one.row)) + int(one.rollout.lengths_B[one.row])
-        asked.append([int(token) for token in given_BS[number, one.start : one.start + length]])
-    models = {"plain": rows.pieces[0][1].forward.model}
-    references = {_reference(trace, piece) for _, piece in rows.pieces}
-    if fields.get("ref_logprobs") is not None and len(references) == 1 and (model := references.pop()) is not None:
-        models["plain_ref"] = model
-    plain: dict[str, Any] = {}
-    for name, model in models.items():
-        answer = ask(model, asked, float(temperature or 1.0))
-        if answer is None:
-            continue
-        laid = [np.full(tokens_BT.shape, np.nan) for _ in range(2)]
-        for number, one in enumerate(known):
-            columns = np.arange(tokens_BT.shape[1]) + shift - one.start - 1
-            for array, values_T in zip(laid, answer[number], strict=True):
-                good = (columns >= 0) & (columns < len(values_T))
-                array[number, good] = values_T.numpy()[columns[good]]
-        if temperature is not None:
-            plain[f"{name}_logprobs"] = laid[0]
-        if name == "plain":
-            plain["plain_raw_logprobs"] = laid[1]
-    return plain
-
-
-def _reference(trace: WatchedRun, piece: Piece) -> int | None:
-    forward = trace.origins.forward_of(piece.ref)
+def _reference(run: WatchedRun, piece: LossPiece) -> int | None:
+    forward = run.origins.forward_of(piece.ref)
     return None if forward is None or forward.adapter_off else forward.model

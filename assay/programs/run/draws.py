@@ -13,10 +13,10 @@ import numpy as np
 
 from assay.programs.graph import Value
 from assay.programs.once import once
-from assay.programs.run.origins import LOGITS, LOGPROBS, PROBABILITIES, Origins
-from assay.programs.run.roles import Piece, is_corrected
+from assay.programs.run.origins import LOGITS, LOGPROBS, PROBABILITIES, ValueOrigins
+from assay.programs.run.roles import LossPiece, is_corrected
 from assay.programs.run.sight import number_of, numbers_of, sight
-from assay.programs.run.watched import Forward, Generation, Sampling, Update, WatchedRun, spot_of
+from assay.programs.run.watched import Forward, GenerateCall, Sampling, WatchedRun, WatchedUpdate, spot_of
 from assay.programs.walk import walk
 from assay.record.batch import Array
 from assay.verdict import Place
@@ -43,7 +43,7 @@ _BENT = frozenset(
 _NORMALISES = frozenset("softmax log_softmax exp".split())
 
 
-def sampling_of(value: Value, origins: Origins) -> Sampling:
+def sampling_of(value: Value, origins: ValueOrigins) -> Sampling:
     """From what a token was drawn: the pass, the temperature, and what was cut away before."""
     temperature: float | None = 1.0
     cuts: list[str] = []
@@ -67,10 +67,10 @@ def sampling_of(value: Value, origins: Origins) -> Sampling:
 def chain(value: Value | None, ends: tuple[str, ...] = ("forward", "given")) -> Iterator[Value]:
     """The value and what its numbers were made of, back to the pass."""
 
-    def before(one: Value) -> list[Value]:
-        return [one.arguments[name] for name in ("input", "logits", "probs") if name in one.arguments][:1]
+    def before(made: Value) -> list[Value]:
+        return [made.arguments[name] for name in ("input", "logits", "probs") if name in made.arguments][:1]
 
-    made_of = walk([value] if value is not None else [], before, until=lambda one: one.op in ends)
+    made_of = walk([value] if value is not None else [], before, until=lambda made: made.op in ends)
     return (weights for weights in made_of if weights.op not in ends)
 
 
@@ -79,7 +79,7 @@ def is_trained_on(run: WatchedRun, value: Value) -> bool:
     return any(spot_of(value) in update.sampled_at for update in run.updates)
 
 
-def cut_settings(run: WatchedRun, call: Generation) -> dict[str, Any]:
+def cut_settings(run: WatchedRun, call: GenerateCall) -> dict[str, Any]:
     """The settings in effect that take tokens out of a distribution or bend it."""
     cuts: dict[str, Any] = {name: setting for name, off in OFF.items() if (setting := call.config.get(name)) not in off}
     vocabulary = run.models[call.model].vocabulary
@@ -180,7 +180,7 @@ def _rows(value: Value) -> Array | None:
 def _form(
     run: WatchedRun, made_of: Sequence[Value], weights_BV: Array, logits_BV: Array, limit: float, *, is_log: bool
 ) -> str:
-    """What the weights are, if they are no softmax at any temperature; "": they are, or it is not known."""
+    """What the weights are, if they are not a softmax at any temperature; "": they are, or it is not known."""
     if all(
         is_line(logits, weights, limit) is not False
         for logits, weights in zip(logits_BV, _log(weights_BV), strict=True)
@@ -221,7 +221,7 @@ def _are_lines(one_BV: Array, other_BV: Array, limit: float) -> bool:
 
 
 def is_line(one_V: Array, other_V: Array, limit: float) -> bool | None:
-    """Whether other = a one + b with a > 0, where both are finite; None where too little is left to tell."""
+    """Whether other = a one + b with a > 0, where both are finite; None where too few are left to say."""
     both_V = np.isfinite(one_V) & np.isfinite(other_V) & (other_V > -80)
     if both_V.sum() < 4 or np.ptp(one_V[both_V]) < 1e-6:
         return None
@@ -237,8 +237,8 @@ def is_line(one_V: Array, other_V: Array, limit: float) -> bool | None:
 class OtherSampler:
     """An update whose tokens were sampled by other weights than those that computed old."""
 
-    update: Update
-    piece: Piece
+    update: WatchedUpdate
+    piece: LossPiece
     old: Forward
     lag: int | None  # updates by which the sampler is older than the policy; None: it never was the policy
     is_reference: bool  # the model that sampled is the one that the KL leads to

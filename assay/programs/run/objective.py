@@ -1,4 +1,4 @@
-"""Which objective a script computes: told by the gradient at the log-probs in a first update, where the ratio is 1.
+"""Which objective a script computes: shown by the gradient at the log-probs in a first update, where the ratio is 1.
 
 What fits is stated; what fits nothing is left open, and no check then judges the loss by a formula.
 
@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from assay.grpo import KL_ESTIMATORS, OBJECTIVES, token_weights
 from assay.programs.graph import Value
-from assay.programs.run.roles import Piece, Roles
-from assay.programs.run.sight import numbers_of, requires_grad, sight
+from assay.programs.run.roles import LossPiece, Roles
+from assay.programs.run.sight import number_of, numbers_of, requires_grad, sight
 from assay.programs.walk import walk
 from assay.record.batch import Array
+from assay.types import Totals
 
 FITS = 1e-3  # of the largest gradient
 
 
 @dataclass(frozen=True)
-class Penalty:
+class KlTerm:
     """The KL term in the loss: weight, estimator and its numbers, where they are known."""
 
     coefficient: float | None
@@ -31,7 +34,7 @@ class Penalty:
     numbers: Array | None
 
 
-def penalty_of(roles: Roles, piece: Piece) -> Penalty | None:
+def penalty_of(roles: Roles, piece: LossPiece) -> KlTerm | None:
     """None if no difference to a reference is in the loss."""
     if piece.ref is None:
         return None
@@ -41,11 +44,8 @@ def penalty_of(roles: Roles, piece: Piece) -> Penalty | None:
     flow = roles.flow
     below = {id(value) for value in walk(piece.kl_differences, flow.users)}
     before = [value for value in flow.values if id(value) in below and not _depends(value, piece.product)]
-    estimators = {
-        "k1": new - ref,
-        "k2": (new - ref) ** 2 / 2,
-        "k3": np.exp(np.clip(ref - new, -60, 60)) - (ref - new) - 1,
-    }
+    differences = torch.tensor(new - ref, dtype=torch.float64).clamp(min=-60)
+    estimators = {name: estimate(differences).numpy() for name, estimate in KL_ESTIMATORS.items()}
     found: tuple[str, Array] | None = None
     coefficients = []
     for value in before:
@@ -58,7 +58,7 @@ def penalty_of(roles: Roles, piece: Piece) -> Penalty | None:
         if value.op == "mul" and (factor := _number(value)) is not None and 0 < factor < 100:
             coefficients.append(factor)
     coefficient = coefficients[0] if len(coefficients) == 1 else None
-    return Penalty(coefficient, found[0] if found else None, found[1] if found else None)
+    return KlTerm(coefficient, found[0] if found else None, found[1] if found else None)
 
 
 def _depends(value: Value, product: Value | None) -> bool:
@@ -67,17 +67,12 @@ def _depends(value: Value, product: Value | None) -> bool:
 
 
 def _number(value: Value) -> float | None:
-    for name in ("input", "other"):
-        one = value.arguments.get(name)
-        if one is not None and isinstance(one.constant, (int, float)) and not isinstance(one.constant, bool):
-            return float(one.constant)
-        seen = sight(one)
-        if seen is not None and seen.size == 1 and not seen.requires_grad and seen.numbers is not None:
-            return float(seen.numbers.reshape(-1)[0])
-    return None
+    """The factor that is a number."""
+    sides = [value.arguments[name] for name in ("input", "other") if name in value.arguments]
+    return next((number for side in sides if not requires_grad(side) and (number := number_of(side)) is not None), None)
 
 
-def objective_of(fields: Mapping[str, Any], pieces: Sequence[Piece]) -> tuple[str, bool] | None:
+def objective_of(fields: Mapping[str, Any], pieces: Sequence[LossPiece]) -> tuple[str, bool] | None:
     """(grpo, bnpo, dr_grpo or gspo; whether the loss holds nothing else). Of a clipped surrogate in a first update."""
     names = ("mask", "new_logprobs", "old_logprobs", "advantages", "gradients")
     arrays = [fields.get(name) for name in names]
@@ -96,15 +91,18 @@ def objective_of(fields: Mapping[str, Any], pieces: Sequence[Piece]) -> tuple[st
         ref_BT = np.asarray(fields["ref_logprobs"])
         slope_BT = 1 - np.exp(np.clip(np.where(mask_BT, ref_BT - new_BT, 0.0), -60, 60))
         pull_BT = pull_BT + float(fields["kl_coef"]) * np.where(mask_BT, slope_BT, 0.0)
-    lengths_B1 = np.maximum(mask_BT.sum(axis=1, keepdims=True), 1)
+    tokens, limit = int(mask_BT.sum()), fields.get("max_tokens")
+    totals = Totals(len(mask_BT), tokens, tokens, int(limit or 0))
+    left_out = {"rollout_token_mean"}  # in one update the same as token_mean
+    if not limit:
+        left_out.add("constant")
+    if len(set(np.maximum(mask_BT.sum(axis=1), 1).tolist())) == 1:
+        left_out.add("token_mean")  # the same number as sequence_mean here: which it is would show later
     weights: dict[str, Array] = {
-        "grpo": 1 / (lengths_B1 * len(mask_BT)),
-        "bnpo": np.full((1, 1), 1 / mask_BT.sum()),
+        name: token_weights(torch.tensor(mask_BT, dtype=torch.float64), chosen.aggregation, totals).numpy()
+        for name, chosen in OBJECTIVES.items()
+        if chosen.clips and chosen.level == "token" and chosen.aggregation not in left_out
     }
-    if fields.get("max_tokens"):
-        weights["dr_grpo"] = np.full((1, 1), 1 / (len(mask_BT) * float(fields["max_tokens"])))
-    if len(set(lengths_B1.reshape(-1).tolist())) == 1:
-        weights.pop("bnpo")  # the same number here: which it is would show later
     scale = float(np.abs(gradients_BT).max())
     fits = [name for name, weight in weights.items() if np.abs(pull_BT * weight - gradients_BT).max() <= FITS * scale]
     if len(fits) != 1 or scale == 0:

@@ -27,7 +27,7 @@ _SAME = KEEPS_NUMBERS | {"output", "changed", "setitem", "repeat_interleave", "n
 _SAME_LOGITS = _SAME | {"div", "mul", "masked_fill", "where", "clamp", "scatter", "add", "topk", "sort"}
 
 
-class Origins:
+class ValueOrigins:
     """Kinds of values, remembered; and which pass a value came from."""
 
     def __init__(self) -> None:
@@ -95,22 +95,26 @@ class Origins:
         return None
 
     def _of_parts(self, value: Value) -> str | None:
-        kinds = {self.kind(one) for one in value.arguments.values() if one.op != "constant" or one.constant is UNKNOWN}
+        kinds = {
+            self.kind(part) for part in value.arguments.values() if part.op != "constant" or part.constant is UNKNOWN
+        }
         return kinds.pop() if len(kinds) == 1 else None
 
     def _is_masking(self, value: Value) -> bool:
-        """By truth values, or by 0 and 1 for each number: rewards of 0 and 1, one a row, are no mask."""
+        """By truth values, or by 0 and 1 for each number: rewards of 0 and 1, one for each row, are not a mask."""
         masks = [
-            one for name, one in value.arguments.items() if name in ("other", "mask", "condition") and is_mask(one)
+            argument
+            for name, argument in value.arguments.items()
+            if name in ("other", "mask", "condition") and is_mask(argument)
         ]
-        shapes = [(seen, sight(value)) for one in masks if (seen := sight(one)) is not None]
+        shapes = [(seen, sight(value)) for argument in masks if (seen := sight(argument)) is not None]
         return any(seen.dtype == "bool" or (whole is not None and seen.shape == whole.shape) for seen, whole in shapes)
 
     def forward_of(self, value: Value | None) -> Forward | None:
         """The nearest pass that the value was made of."""
         if value is None:
             return None
-        return next((self.forwards.get(id(one)) for one in above(value) if one.op == "forward"), None)
+        return next((self.forwards.get(id(made)) for made in above(value) if made.op == "forward"), None)
 
     def pass_of(self, value: Value | None) -> Forward | None:
         """The pass whose log-probs of chosen tokens these are."""
@@ -134,7 +138,7 @@ def differences_in(values: Iterable[Value]) -> Iterator[tuple[Value, Value, Valu
 
 def above(value: Value) -> Iterator[Value]:
     """The value and what it was made of, nearest first; ids that a model was given do not count as made of."""
-    return walk(value, until=lambda one: one.op in ("forward", "generate"))
+    return walk(value, until=lambda made: made.op in ("forward", "generate"))
 
 
 def _by_a_number(value: Value) -> bool:
@@ -152,27 +156,26 @@ def _takes_tokens(value: Value, first: Value) -> bool:
     before, behind = sight(first), sight(value)
     if before is None or behind is None:
         return False
-    keys = [one for name, one in value.arguments.items() if name.isdigit()]
+    keys = value.keys
     last = keys[-1] if len(keys) == len(before.shape) else None
     seen = sight(last)
     return seen is not None and seen.dtype in ("int64", "int32") and len(behind.shape) < len(before.shape)
 
 
-def chosen_ids(value: Value, origins: Origins) -> Array | None:
+def chosen_ids(value: Value, origins: ValueOrigins) -> Array | None:
     """The token ids whose log-probs these are, as they stand in `value`."""
 
-    def at(one: Value) -> Array | None:
+    def at(source: Value) -> Array | None:
         ids: Value | None = None
-        if one.op in ("gather", "take_along_dim"):
-            ids = one.arguments.get("index")
-        elif one.op in ("cross_entropy", "nll_loss"):
-            ids = one.arguments.get("target")
-        elif one.op == "log_prob":
-            ids = one.arguments.get("value")
-        elif one.op == "index" and one.input is not None and origins.kind(one.input) in _CHOSEN_OF:
-            keys = [key for name, key in one.arguments.items() if name.isdigit()]
-            ids = keys[-1] if origins.kind(one) in _CHOSEN_OF.values() else None
-        numbers, seen = numbers_of(ids), sight(one)
+        if source.op in ("gather", "take_along_dim"):
+            ids = source.arguments.get("index")
+        elif source.op in ("cross_entropy", "nll_loss"):
+            ids = source.arguments.get("target")
+        elif source.op == "log_prob":
+            ids = source.arguments.get("value")
+        elif source.op == "index" and source.input is not None and origins.kind(source.input) in _CHOSEN_OF:
+            ids = source.keys[-1] if origins.kind(source) in _CHOSEN_OF.values() else None
+        numbers, seen = numbers_of(ids), sight(source)
         if numbers is None or seen is None or numbers.dtype.kind not in "iu":
             return None
         return numbers if numbers.shape == seen.shape else None

@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.programs.graph import Value
 from assay.programs.run.origins import KEEPS_NUMBERS
-from assay.programs.run.roles import Flow, Piece, flows, unwrapped
+from assay.programs.run.roles import Flow, LossPiece, flows, unwrapped
 from assay.programs.run.sight import Sight, is_mask, numbers_of, requires_grad, sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import peel, walk
@@ -56,7 +56,7 @@ def factors(run: WatchedRun) -> list[Factor]:
     return list(found.values())
 
 
-def _forms(pulled: Value, piece: Piece) -> frozenset[str] | None:
+def _forms(pulled: Value, piece: LossPiece) -> frozenset[str] | None:
     """None where the numbers are not known, or too few."""
     old = piece.old or _other_logprobs(pulled, piece)
     numbers, new, before = numbers_of(pulled), numbers_of(piece.new), numbers_of(old)
@@ -68,7 +68,7 @@ def _forms(pulled: Value, piece: Piece) -> frozenset[str] | None:
     return frozenset(name for name, form in FORMS.items() if _fits(form, numbers, new, before, inside, piece))
 
 
-def _pulled(piece: Piece, flow: Flow) -> Iterator[Value]:
+def _pulled(piece: LossPiece, flow: Flow) -> Iterator[Value]:
     """Factors of the advantages that depend on the new log-probs, the clipped one left out."""
     if piece.advantages is None or "advantages" in piece.unsure:
         return
@@ -86,7 +86,7 @@ def without_sign(value: Value) -> Value:
     return peel(value, ("neg", "cast"))
 
 
-def _other_logprobs(pulled: Value, piece: Piece) -> Value | None:
+def _other_logprobs(pulled: Value, piece: LossPiece) -> Value | None:
     """Log-probs without a gradient that the factor is made of as well; None if there are none or several."""
 
     def is_other(value: Value) -> bool:
@@ -107,7 +107,7 @@ def _looks_like(value: Value, new: Sight | None) -> bool:
     return bool(np.all(numbers <= 1e-3)) and bool(np.any(numbers < 0))
 
 
-def _counted(piece: Piece, new: Array, old: Array, numbers: Array) -> Array:
+def _counted(piece: LossPiece, new: Array, old: Array, numbers: Array) -> Array:
     inside: Array = np.isfinite(new) & np.isfinite(old) & np.isfinite(numbers) & (old < 0) & (new < 0)
     mask = numbers_of(piece.mask)
     if mask is not None and mask.shape == new.shape:
@@ -115,7 +115,7 @@ def _counted(piece: Piece, new: Array, old: Array, numbers: Array) -> Array:
     return inside
 
 
-def _fits(form: Form, numbers: Array, new: Array, old: Array, inside: Array, piece: Piece) -> bool:
+def _fits(form: Form, numbers: Array, new: Array, old: Array, inside: Array, piece: LossPiece) -> bool:
     seen = sight(piece.new)
     limit = FIT if seen is not None and seen.dtype in ("float32", "float64") else COARSE
     with np.errstate(all="ignore"):
@@ -123,7 +123,7 @@ def _fits(form: Form, numbers: Array, new: Array, old: Array, inside: Array, pie
     return bool(np.allclose(numbers[inside], expected, rtol=limit, atol=limit))
 
 
-def slope(value: Value, piece: Piece, flow: Flow) -> int | None:
+def slope(value: Value, piece: LossPiece, flow: Flow) -> int | None:
     """1: it grows with the new log-probs; -1: it falls; None: not known."""
     if value is piece.new:
         return 1

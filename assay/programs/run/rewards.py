@@ -13,7 +13,7 @@ from assay.programs.run.sight import numbers_of, sight
 from assay.programs.walk import peel
 from assay.record.batch import Array
 
-_ARITHMETIC = frozenset("sub div mul add clamp cast nan_to_num neg where masked_fill changed tensor".split())
+_ARITHMETIC = SAME | {"div", "add", "clamp"}
 _MEANS = ("mean", "nanmean", "sum")
 
 
@@ -40,24 +40,8 @@ def credit_of(advantages: Value, groups: dict[int, Array | None]) -> Credit:
             )
         return groups[id(value)]
 
-    rewards = _back(advantages, rewards_at)
-    return Credit(rewards, None if rewards is None else _back(advantages, groups_at))
-
-
-def _back(value: Value, at: object) -> Array | None:
-    """Like `replay`, and through division by a spread too."""
-
-    def found(one: Value) -> Array | None:
-        direct: Array | None = at(one)  # type: ignore[operator]
-        if direct is not None:
-            return direct
-        before, seen = one.input, sight(one)
-        if one.op in _ARITHMETIC - SAME and before is not None and seen is not None:
-            inner = _back(before, at)
-            return inner if inner is not None and inner.shape == seen.shape else None
-        return None
-
-    return replay(value, found)
+    rewards = replay(advantages, rewards_at, _ARITHMETIC)
+    return Credit(rewards, None if rewards is None else replay(advantages, groups_at, _ARITHMETIC))
 
 
 def _centred(value: Value) -> Value | None:
@@ -66,9 +50,9 @@ def _centred(value: Value) -> Value | None:
     if value.op != "sub" or value.input is None or other is None or sight(value.input) is None:
         return None
     root = _root(value.input)
-    for one in above(other):
-        if one.op in _MEANS and one.input is not None and _root(one.input) is root:
-            return one
+    for mean in above(other):
+        if mean.op in _MEANS and mean.input is not None and _root(mean.input) is root:
+            return mean
     return None
 
 

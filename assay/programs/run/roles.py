@@ -14,7 +14,7 @@ import numpy as np
 
 from assay.programs.graph import RESHAPES, Value
 from assay.programs.once import once
-from assay.programs.run.origins import CHOSEN, KEEPS_NUMBERS, Origins, above, chosen_ids
+from assay.programs.run.origins import CHOSEN, KEEPS_NUMBERS, ValueOrigins, above, chosen_ids
 from assay.programs.run.sight import is_mask, number_of, numbers_of, requires_grad, sight
 from assay.programs.run.watched import Backward, Forward, WatchedRun
 from assay.programs.walk import main_input, peel, walk
@@ -28,7 +28,7 @@ _CUT = _UNCHANGED | {"clamp", "minimum", "maximum", "min", "max", "neg"}
 
 
 @dataclass(eq=False)
-class Piece:
+class LossPiece:
     """One tensor of new log-probs in the loss, and what belongs to it."""
 
     new: Value
@@ -54,14 +54,14 @@ class Piece:
 @dataclass(eq=False)
 class Roles:
     loss: Value
-    pieces: Sequence[Piece]
+    pieces: Sequence[LossPiece]
     flow: Flow
 
 
 class Flow:
     """The values above a loss, and on which new log-probs each depends through gradients."""
 
-    def __init__(self, loss: Value, origins: Origins) -> None:
+    def __init__(self, loss: Value, origins: ValueOrigins) -> None:
         self.origins, self.loss = origins, loss
         self.values = sorted(above(loss), key=lambda value: value.order)
         self.inside = {id(value) for value in self.values}
@@ -71,7 +71,9 @@ class Flow:
         for value in self.values:
             upon: frozenset[int] = frozenset()
             if requires_grad(value) or value.op == "listing" or value.thing is None:
-                upon = upon.union(*(self.depends.get(id(one), frozenset()) for one in value.arguments.values()))
+                upon = upon.union(
+                    *(self.depends.get(id(argument), frozenset()) for argument in value.arguments.values())
+                )
             self.depends[id(value)] = upon | {id(value)} if id(value) in mine else upon
 
     def _is_final(self, value: Value) -> bool:
@@ -96,7 +98,7 @@ class Flow:
                         yield value, mine, theirs
 
 
-def find_roles(loss: Value, origins: Origins) -> Roles | None:
+def find_roles(loss: Value, origins: ValueOrigins) -> Roles | None:
     """None if no log-probs of chosen tokens reach the loss through gradients."""
     flow = Flow(loss, origins)
     pieces = []
@@ -104,7 +106,7 @@ def find_roles(loss: Value, origins: Origins) -> Roles | None:
         forward, ids = origins.forward_of(final), chosen_ids(final, origins)
         if forward is None or ids is None or ids.ndim not in (1, 2):
             continue
-        pieces.append(Piece(final, ids, forward))
+        pieces.append(LossPiece(final, ids, forward))
     pieces = _only_newest(_without_copies(pieces, flow), flow)
     for piece in pieces:
         _find_product(piece, flow)
@@ -118,28 +120,29 @@ def find_roles(loss: Value, origins: Origins) -> Roles | None:
 def flows(run: WatchedRun) -> list[tuple[Backward, Flow]]:
     """The first backwards of a run, each with the values above its loss, roles recognised or not."""
     return [
-        (one, one.roles.flow if one.roles is not None else Flow(one.loss, run.origins)) for one in run.backwards[:MOST]
+        (backward, backward.roles.flow if backward.roles is not None else Flow(backward.loss, run.origins))
+        for backward in run.backwards[:MOST]
     ]
 
 
-def _without_copies(pieces: list[Piece], flow: Flow) -> list[Piece]:
+def _without_copies(pieces: list[LossPiece], flow: Flow) -> list[LossPiece]:
     """0.01 * new in one more term of the loss is made of new: the same rows, not further ones."""
     mine = {id(piece.new) for piece in pieces}
     return [piece for piece in pieces if not (flow.upon(piece.new) - {id(piece.new)}) & mine]
 
 
-def _without_extras(pieces: list[Piece]) -> list[Piece]:
+def _without_extras(pieces: list[LossPiece]) -> list[LossPiece]:
     """Of the same tokens of one pass only what advantages or a ratio weigh; the rest is a bonus, not further rows."""
     weighed = [piece for piece in pieces if piece.product is not None or piece.differences]
     return [
         piece
         for piece in pieces
         if piece in weighed
-        or not any(one.forward is piece.forward and np.array_equal(one.ids, piece.ids) for one in weighed)
+        or not any(other.forward is piece.forward and np.array_equal(other.ids, piece.ids) for other in weighed)
     ]
 
 
-def _only_newest(pieces: list[Piece], flow: Flow) -> list[Piece]:
+def _only_newest(pieces: list[LossPiece], flow: Flow) -> list[LossPiece]:
     """Where old was not detached, both sides of a difference need gradients: new is of the later pass."""
     older = set()
     for value in flow.values:
@@ -152,8 +155,8 @@ def _only_newest(pieces: list[Piece], flow: Flow) -> list[Piece]:
     return [piece for piece in pieces if id(piece.new) not in older]
 
 
-def _find_product(piece: Piece, flow: Flow) -> None:
-    """The multiplication of something that depends on new by something that does not, is no number and no mask."""
+def _find_product(piece: LossPiece, flow: Flow) -> None:
+    """The product of what depends on new and of what does not, which is not a number and not a mask."""
     found = [
         (value, pulled, weight)
         for value, pulled, weight in flow.sides("mul", piece.new)
@@ -163,19 +166,21 @@ def _find_product(piece: Piece, flow: Flow) -> None:
     roots: list[Value] = []
     for _, _, weight in found:
         root = unwrapped(weight)[0]
-        if not any(_is_same(root, one) for one in roots):
+        if not any(_is_same(root, known) for known in roots):
             roots.append(root)
     if len(roots) > 1:
         piece.unsure.add("advantages")  # which of them is it?
         return
     inner = {id(value) for value, _, _ in found}
     first = [
-        (value, pulled, weight) for value, pulled, weight in found if not any(id(one) in inner for one in above(pulled))
+        (value, pulled, weight)
+        for value, pulled, weight in found
+        if not any(id(part) in inner for part in above(pulled))
     ]
     if not first:
         return
     for value, pulled, weight in first:
-        clamp = next((one for one in _chain(pulled) if one.op == "clamp"), None)
+        clamp = next((part for part in _chain(pulled) if part.op == "clamp"), None)
         if clamp is not None and _around_one(clamp):
             piece.clamp, piece.clip = clamp, bounds(clamp)
         else:
@@ -184,15 +189,15 @@ def _find_product(piece: Piece, flow: Flow) -> None:
     if piece.advantages is None:  # only a clamped one
         value, pulled, weight = first[0]
         piece.product, piece.advantages = value, weight
-    # weights made of this very pass are no advantages: CISPO and its kin
-    if any(one is piece.forward.value for one in above(piece.advantages)):
+    # weights made of this very pass are not advantages: CISPO and its kin
+    if any(made is piece.forward.value for made in above(piece.advantages)):
         piece.unsure |= {"advantages", "ratio"}
         return
     piece.sign = unwrapped(piece.advantages)[1]
 
 
 def _only_advantages(
-    piece: Piece, found: list[tuple[Value, Value, Value]], flow: Flow
+    piece: LossPiece, found: list[tuple[Value, Value, Value]], flow: Flow
 ) -> list[tuple[Value, Value, Value]]:
     """Without importance weights, which are exp of a difference of log-probs, and gates made of the advantages."""
     roots = {id(root): root for _, _, weight in found for root in [unwrapped(weight)[0]]}
@@ -201,23 +206,25 @@ def _only_advantages(
     others: set[int] = set()
     for key, root in roots.items():
         chain = _chain(root)
-        exp = next((one for one in chain if one.op == "exp" and one.input is not None and one.input.op == "sub"), None)
+        exp = next(
+            (part for part in chain if part.op == "exp" and part.input is not None and part.input.op == "sub"), None
+        )
         if exp is not None and exp.input is not None and _is_chosen_difference(exp.input, flow.origins):
             piece.correction = root
             others.add(key)
-        elif any(id(one) in roots and one is not root for one in above(root)):
+        elif any(id(made) in roots and made is not root for made in above(root)):
             others.add(key)
-    return [one for one in found if id(unwrapped(one[2])[0]) not in others]
+    return [product for product in found if id(unwrapped(product[2])[0]) not in others]
 
 
 def is_corrected(backwards: Sequence[Backward]) -> bool:
     """Whether importance weights stand in the loss: an exp without a gradient, one for each token or row."""
-    for one in backwards:
-        for piece in one.pieces:
+    for backward in backwards:
+        for piece in backward.pieces:
             if piece.correction is not None:
                 return True
             columns = sight_of_new(piece)[1:]
-            for value in one.roles.flow.values if one.roles is not None else ():
+            for value in backward.roles.flow.values if backward.roles is not None else ():
                 seen = sight(value)
                 is_fixed = value.op == "exp" and seen is not None and not seen.requires_grad
                 if is_fixed and seen is not None and seen.shape[1:] in (columns, ()):
@@ -225,12 +232,12 @@ def is_corrected(backwards: Sequence[Backward]) -> bool:
     return False
 
 
-def _is_chosen_difference(value: Value, origins: Origins) -> bool:
-    one, other = value.input, value.arguments.get("other")
-    return any(part is not None and origins.kind(part) == CHOSEN for part in (one, other))
+def _is_chosen_difference(value: Value, origins: ValueOrigins) -> bool:
+    sides = (value.input, value.arguments.get("other"))
+    return any(side is not None and origins.kind(side) == CHOSEN for side in sides)
 
 
-def _is_weight(value: Value, piece: Piece) -> bool:
+def _is_weight(value: Value, piece: LossPiece) -> bool:
     seen = sight(value)
     if seen is None or not seen.is_floating or seen.size < 1:
         return False
@@ -243,14 +250,14 @@ def _is_weight(value: Value, piece: Piece) -> bool:
     return not (is_mask(value) and seen.shape == sight_of_new(piece))
 
 
-def sight_of_new(piece: Piece) -> tuple[int, ...]:
+def sight_of_new(piece: LossPiece) -> tuple[int, ...]:
     seen = sight(piece.new)
     return () if seen is None else seen.shape
 
 
 def unwrapped(value: Value) -> tuple[Value, float]:
     """(what the weight was before it was only reshaped or negated, sign)."""
-    layers = list(walk(value, main_input, until=lambda one: one.op not in _SHAPES or _is_picked(one)))
+    layers = list(walk(value, main_input, until=lambda inner: inner.op not in _SHAPES or _is_picked(inner)))
     return layers[-1], (-1.0) ** sum(layer.op == "neg" for layer in layers)
 
 
@@ -273,13 +280,13 @@ def _is_same(one: Value, other: Value) -> bool:
 
 def _chain(value: Value) -> list[Value]:
     """The value and what it only rounds, cuts or clamps."""
-    return list(walk(value, main_input, until=lambda one: one.op not in _CUT))
+    return list(walk(value, main_input, until=lambda inner: inner.op not in _CUT))
 
 
 def _is_ratio(value: Value) -> bool:
     """exp of something, or a difference that nobody took the exp of."""
     last = _chain(value)[-1]
-    return last.op in ("exp", "sub", "div") and not any(one.op == "clamp" for one in _chain(value))
+    return last.op in ("exp", "sub", "div") and not any(part.op == "clamp" for part in _chain(value))
 
 
 def _around_one(clamp: Value) -> bool:
@@ -291,7 +298,7 @@ def bounds(clamp: Value) -> tuple[float | None, float | None]:
     return number_of(clamp.arguments.get("min")), number_of(clamp.arguments.get("max"))
 
 
-def _find_differences(piece: Piece, flow: Flow) -> None:
+def _find_differences(piece: LossPiece, flow: Flow) -> None:
     """log p - log q: of those that lead to the product q is old, of the others the reference."""
     differences = [
         (value, theirs)
@@ -301,14 +308,14 @@ def _find_differences(piece: Piece, flow: Flow) -> None:
         and _is_logprobs(theirs, piece, flow.origins)
     ]
     piece.differences = [value for value, _ in differences]
-    pulled = {id(one) for one in above(piece.product)} if piece.product is not None else set()
+    pulled = {id(made) for made in above(piece.product)} if piece.product is not None else set()
     olds = [theirs for value, theirs in differences if id(value) in pulled]
-    if len({id(one) for one in olds}) == 1:
+    if len({id(old) for old in olds}) == 1:
         piece.old_operand, piece.old = olds[0], _of_shape(olds[0], piece)
     elif olds:
         piece.unsure.add("old")
     root = None if piece.old_operand is None else _root(piece.old_operand)
-    refs = [one for one in differences if id(one[0]) not in pulled and _root(one[1]) is not root]
+    refs = [(value, ref) for value, ref in differences if id(value) not in pulled and _root(ref) is not root]
     if len({id(_root(theirs)) for _, theirs in refs}) == 1 and _is_of_another(refs[0][1], piece, flow.origins):
         piece.ref = _of_shape(refs[0][1], piece)
         piece.kl_differences = [value for value, _ in refs]
@@ -319,10 +326,10 @@ def _is_linear_in(value: Value, new: Value, flow: Flow) -> bool:
         return True
     if id(new) not in flow.upon(value) or value.op not in _LINEAR:
         return False
-    return any(_is_linear_in(one, new, flow) for one in value.arguments.values())
+    return any(_is_linear_in(argument, new, flow) for argument in value.arguments.values())
 
 
-def _is_logprobs(value: Value, piece: Piece, origins: Origins) -> bool:
+def _is_logprobs(value: Value, piece: LossPiece, origins: ValueOrigins) -> bool:
     """Log-probs, or a tensor of their size of which nothing is known: from a buffer, a data loader."""
     if origins.kind(value) == CHOSEN:
         return True
@@ -338,28 +345,28 @@ def _root(value: Value) -> Value:
     return peel(value, _UNCHANGED | {"sum", "mean", "masked_fill"})
 
 
-def _of_shape(value: Value, piece: Piece) -> Value | None:
+def _of_shape(value: Value, piece: LossPiece) -> Value | None:
     """The value, or what was summed to it, in the shape of new."""
-    terms = walk(value, main_input, until=lambda one: one.op not in _LINEAR)
+    terms = walk(value, main_input, until=lambda inner: inner.op not in _LINEAR)
     return next((term for term in terms if (seen := sight(term)) and seen.shape == sight_of_new(piece)), None)
 
 
-def _is_of_another(value: Value, piece: Piece, origins: Origins) -> bool:
+def _is_of_another(value: Value, piece: LossPiece, origins: ValueOrigins) -> bool:
     forward = origins.forward_of(value)
     return forward is not None and (forward.model != piece.forward.model or forward.adapter_off)
 
 
-def _find_mask(piece: Piece, flow: Flow) -> None:
+def _find_mask(piece: LossPiece, flow: Flow) -> None:
     shape = sight_of_new(piece)
     for value in reversed(flow.values):
         if id(piece.new) not in flow.upon(value):
             continue
-        for name, one in value.arguments.items():
-            seen = sight(one)
-            if seen is None or seen.shape != shape or not is_mask(one) or id(piece.new) in flow.upon(one):
+        for name, mask in value.arguments.items():
+            seen = sight(mask)
+            if seen is None or seen.shape != shape or not is_mask(mask) or id(piece.new) in flow.upon(mask):
                 continue
             if (value.op, name) in _MASKS or (value.op == "index" and seen.dtype == "bool"):
-                piece.mask, piece.mask_is_inverted = one, value.op == "masked_fill"
+                piece.mask, piece.mask_is_inverted = mask, value.op == "masked_fill"
                 return
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from assay.programs.graph import Value
 from assay.programs.run.origins import above
 from assay.programs.run.sight import numbers_of, sight
-from assay.programs.run.watched import Forward, Generation, Sampling, WatchedRun
+from assay.programs.run.watched import Forward, GenerateCall, Sampling, WatchedRun
 from assay.programs.walk import walk
 from assay.record.batch import Array
 
@@ -30,7 +30,7 @@ NEAR = 24  # operations between a draw and the pass that is given it
 
 
 @dataclass(frozen=True, eq=False)
-class Rollout:
+class SampledRows:
     """Rows that were sampled together."""
 
     version: int
@@ -54,9 +54,9 @@ class Rollout:
         return self.sampled_BT[row, : self.lengths_B[row]]
 
 
-def rollouts_of(run: WatchedRun) -> list[Rollout]:
+def rollouts_of(run: WatchedRun) -> list[SampledRows]:
     """In the order in which they were sampled."""
-    found = [rollout for one in run.generations if (rollout := _generated(one, run)) is not None]
+    found = [rollout for call in run.generations if (rollout := _generated(call, run)) is not None]
     looped = [rollout for part in _loops(run.samplings) if (rollout := _looped(part, run)) is not None]
     found += _ended(looped)
     newest = sorted({rollout.moment for rollout in found})[-MOMENTS:]
@@ -64,29 +64,36 @@ def rollouts_of(run: WatchedRun) -> list[Rollout]:
     return sorted(found, key=lambda rollout: rollout.value.order)
 
 
-def _ended(rollouts: Sequence[Rollout]) -> list[Rollout]:
+def _ended(rollouts: Sequence[SampledRows]) -> list[SampledRows]:
     """Of loops over one row each that stop at different lengths: what the shorter ones end with is what ends a row."""
-    by_moment: dict[int, list[Rollout]] = {}
+    by_moment: dict[int, list[SampledRows]] = {}
     for rollout in rollouts:
-        if len(rollout.sampled_BT) == 1 and "eos_ids" not in rollout.settings:
+        if _may_end_anywhere(rollout):
             by_moment.setdefault(rollout.moment, []).append(rollout)
     ends: set[int] = set()
     for together in by_moment.values():
-        longest = max(one.sampled_BT.shape[1] for one in together)
-        ends |= {int(one.sampled_BT[0, -1]) for one in together if one.sampled_BT.shape[1] < longest}
+        longest = max(rollout.sampled_BT.shape[1] for rollout in together)
+        ends |= {int(rollout.sampled_BT[0, -1]) for rollout in together if rollout.sampled_BT.shape[1] < longest}
     if len(ends) != 1:
         return list(rollouts)
     (end,) = ends
-    told = []
-    for rollout in rollouts:
-        if len(rollout.sampled_BT) == 1 and "eos_ids" not in rollout.settings:
-            settings = {**rollout.settings, "eos_ids": [end]}
-            rollout = replace(rollout, settings=settings, finished_B=rollout.sampled_BT[:, -1] == end)
-        told.append(rollout)
-    return told
+    return [
+        replace(
+            rollout,
+            settings={**rollout.settings, "eos_ids": [end]},
+            finished_B=rollout.sampled_BT[:, -1] == end,
+        )
+        if _may_end_anywhere(rollout)
+        else rollout
+        for rollout in rollouts
+    ]
 
 
-def _generated(call: Generation, run: WatchedRun) -> Rollout | None:
+def _may_end_anywhere(rollout: SampledRows) -> bool:
+    return len(rollout.sampled_BT) == 1 and "eos_ids" not in rollout.settings
+
+
+def _generated(call: GenerateCall, run: WatchedRun) -> SampledRows | None:
     sequences_BL, prompts_BP = numbers_of(call.sequences), numbers_of(call.input_ids)
     if sequences_BL is None or prompts_BP is None or sequences_BL.ndim != 2 or prompts_BP.ndim != 2:
         return None
@@ -99,27 +106,27 @@ def _generated(call: Generation, run: WatchedRun) -> Rollout | None:
     if len(prompts_BP) != len(sequences_BL) or not np.array_equal(sequences_BL[:, :width], prompts_BP):
         return None
     config = call.config
-    eos_ids = _as_ids(config.get("eos_token_id")) or run.models[call.model].eos_ids
+    eos_ids = token_ids(config.get("eos_token_id")) or run.models[call.model].eos_ids
     sampled_BT = sequences_BL[:, width:]
     lengths_B, finished_B = _ends(sampled_BT, eos_ids)
     settings: dict[str, Any] = {"temperature": float(config.get("temperature") or 1.0)}
     if eos_ids:
         settings["eos_ids"] = list(eos_ids)
-    pad = _as_ids(config.get("pad_token_id"))
+    pad = token_ids(config.get("pad_token_id"))
     if pad:
         settings["pad_id"] = pad[0]
     if isinstance(config.get("max_new_tokens"), int):
         settings["max_tokens"] = config["max_new_tokens"]
     settings |= _cuts(config)
     if not config.get("do_sample"):
-        settings = {name: one for name, one in settings.items() if name != "temperature"} | {"top_k": 1}
-    return Rollout(
+        settings = {**settings, "temperature": None, "top_k": 1}
+    return SampledRows(
         *_weights(call, run), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if eos_ids else None,
         call.value, moment(call.value, run), settings, call.weights, call.model,
     )  # fmt: skip
 
 
-def _weights(sampler: Forward | Generation, run: WatchedRun) -> tuple[int, int]:
+def _weights(sampler: Forward | GenerateCall, run: WatchedRun) -> tuple[int, int]:
     """(version, model): of a copy of the policy those of the policy whose weights it held."""
     model = run.models[sampler.model]
     known = run.history.get(sampler.weights)
@@ -137,10 +144,11 @@ def _cuts(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config.get(name) if config.get(name) is not None else off for name, off in cuts.items()}
 
 
-def _as_ids(value: Any) -> tuple[int, ...]:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return (value,)
-    return tuple(int(one) for one in value) if isinstance(value, (list, tuple)) else ()
+def token_ids(setting: Any) -> tuple[int, ...]:
+    """Of a setting such as eos_token_id, which holds one or several."""
+    if isinstance(setting, int) and not isinstance(setting, bool):
+        return (setting,)
+    return tuple(token for token in setting if isinstance(token, int)) if isinstance(setting, (list, tuple)) else ()
 
 
 def _ends(sampled_BT: Array, eos_ids: Sequence[int]) -> tuple[Array, Array]:
@@ -154,29 +162,29 @@ def _ends(sampled_BT: Array, eos_ids: Sequence[int]) -> tuple[Array, Array]:
 def _loops(samplings: Sequence[Sampling]) -> Iterator[list[Sampling]]:
     """Draws of one loop: each pass sees one token more than the one before, or just one with a cache."""
     part: list[Sampling] = []
-    for one in samplings:
-        if part and not _goes_on(part[-1], one):
+    for draw in samplings:
+        if part and not _goes_on(part[-1], draw):
             yield part
             part = []
-        part.append(one)
+        part.append(draw)
     if part:
         yield part
 
 
 def _goes_on(before: Sampling, after: Sampling) -> bool:
     """The pass is given what was drawn before, at the end of what it was given then or alone."""
-    one, other = before.forward, after.forward
-    if one is None or other is None or one.model != other.model or one.version != other.version:
+    earlier, later = before.forward, after.forward
+    if earlier is None or later is None or earlier.model != later.model or earlier.version != later.version:
         return False
-    shorter, longer = sight(one.input_ids), sight(other.input_ids)
-    if shorter is None or longer is None or other.input_ids is None or shorter.shape[:-1] != longer.shape[:-1]:
+    shorter, longer = sight(earlier.input_ids), sight(later.input_ids)
+    if shorter is None or longer is None or later.input_ids is None or shorter.shape[:-1] != longer.shape[:-1]:
         return False
     if longer.shape[-1] not in (1, shorter.shape[-1] + 1):
         return False
-    if any(value is before.value for value in islice(above(other.input_ids), NEAR)):
+    if any(value is before.value for value in islice(above(later.input_ids), NEAR)):
         return True
     # tokens may have gone through Python's lists in between
-    then, now, drawn = numbers_of(one.input_ids), numbers_of(other.input_ids), numbers_of(before.value)
+    then, now, drawn = numbers_of(earlier.input_ids), numbers_of(later.input_ids), numbers_of(before.value)
     if then is None or now is None or drawn is None or drawn.size != now[..., -1].size:
         return False
     if not (drawn.reshape(-1) == now[..., -1].reshape(-1)).any():
@@ -184,14 +192,14 @@ def _goes_on(before: Sampling, after: Sampling) -> bool:
     return now.shape[-1] == 1 or np.array_equal(now[..., :-1], then)
 
 
-def _looped(part: Sequence[Sampling], run: WatchedRun) -> Rollout | None:
+def _looped(part: Sequence[Sampling], run: WatchedRun) -> SampledRows | None:
     first = part[0].forward
     prompts_BP = numbers_of(first.input_ids) if first is not None else None
     if first is None or prompts_BP is None or prompts_BP.ndim not in (1, 2):
         return None
     prompts_BP = np.atleast_2d(prompts_BP)
     rows = len(prompts_BP)
-    columns = [numbers_of(one.value) for one in part]
+    columns = [numbers_of(draw.value) for draw in part]
     if any(column is None or column.size != rows for column in columns):
         return None
     sampled_BT = np.stack([column.reshape(rows) for column in columns if column is not None], axis=1)
@@ -201,14 +209,14 @@ def _looped(part: Sequence[Sampling], run: WatchedRun) -> Rollout | None:
     ends = _compared(part) or set(run.models[first.model].eos_ids)
     lengths_B, finished_B = _ends(sampled_BT, sorted(ends))
     settings: dict[str, Any] = {}
-    temperatures = {one.temperature for one in part}
+    temperatures = {draw.temperature for draw in part}
     if len(temperatures) == 1 and None not in temperatures:
         settings["temperature"] = temperatures.pop()
     if ends:
         settings["eos_ids"] = sorted(ends)
-    if not any(one.cuts for one in part):
+    if not any(draw.cuts for draw in part):
         settings |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    return Rollout(
+    return SampledRows(
         *_weights(first, run), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if ends else None,
         part[-1].value, moment(part[-1].value, run), settings, first.weights, first.model,
     )  # fmt: skip
@@ -233,7 +241,7 @@ def _comparisons(values: Iterable[Value]) -> Iterator[tuple[Value, int]]:
 
 
 def _is_counted(value: Value) -> bool:
-    users = [user for one in [value, *(user for user in value.users if user.op == "cast")] for user in one.users]
+    users = [user for form in [value, *(user for user in value.users if user.op == "cast")] for user in form.users]
     return any(user.op in ("cumsum", "any", "argmax", "cumprod", "nonzero", "max") for user in users)
 
 
@@ -241,13 +249,18 @@ def _is_counted(value: Value) -> bool:
 class Found:
     """Where a row of a scoring pass comes from, and where its prompt and its completion begin in it."""
 
-    rollout: Rollout
+    rollout: SampledRows
     row: int
     start: int
     completion: int
 
+    @property
+    def span(self) -> slice:
+        """Where its tokens stand in the row of the pass."""
+        return slice(self.start, self.completion + int(self.rollout.lengths_B[self.row]))
 
-def locate(given_BS: Array, rollouts: Sequence[Rollout]) -> list[Found | None]:
+
+def locate(given_BS: Array, rollouts: Sequence[SampledRows]) -> list[Found | None]:
     """Of each row of a pass the newest sampled row that stands whole in it: its own number first, then the longest."""
     given_BS = np.ascontiguousarray(given_BS, dtype=np.int64)
     for rollout in reversed(rollouts):
@@ -258,7 +271,7 @@ def locate(given_BS: Array, rollouts: Sequence[Rollout]) -> list[Found | None]:
     return [_search(row_S, rollouts) for row_S in given_BS]
 
 
-def _search(given_S: Array, rollouts: Sequence[Rollout]) -> Found | None:
+def _search(given_S: Array, rollouts: Sequence[SampledRows]) -> Found | None:
     best: Found | None = None
     longest = 0
     for rollout in reversed(rollouts):
@@ -269,7 +282,7 @@ def _search(given_S: Array, rollouts: Sequence[Rollout]) -> Found | None:
     return best
 
 
-def _stands(given_S: Array, rollout: Rollout, row: int) -> Found | None:
+def _stands(given_S: Array, rollout: SampledRows, row: int) -> Found | None:
     prompt, completion = rollout.prompt(row), rollout.completion(row)
     text = given_S.tobytes()
     wanted = np.ascontiguousarray(np.concatenate([prompt, completion]), dtype=np.int64)

@@ -30,21 +30,22 @@ _MOVES = frozenset(
 )
 
 
-def replay(value: Value, at: At) -> Array | None:
+def replay(value: Value, at: At, same: frozenset[str] = SAME) -> Array | None:
+    """`same`: operations that leave every number at its place."""
     found = at(value)
     if found is not None:
         return found
     if value.op in ("cat", "stack"):
-        return _joined(value, at)
+        return _joined(value, at, same)
     before, seen = value.input, sight(value)
     if before is None or seen is None:
         return None
-    inner = replay(before, at)
+    inner = replay(before, at, same)
     if inner is None:
         return None
     if value.op in RESHAPES:
         return inner.reshape(seen.shape) if inner.size == seen.size else None
-    if value.op in SAME or value.op in ("expand", "expand_as"):
+    if value.op in same or value.op in ("expand", "expand_as"):
         return inner if inner.shape == seen.shape else _broadcast(inner, seen.shape)
     if value.op == "index":
         return _indexed(value, inner, seen.shape)
@@ -59,7 +60,7 @@ def _broadcast(array: Array, shape: tuple[int, ...]) -> Array | None:
 
 
 def _indexed(value: Value, array: Array, shape: tuple[int, ...]) -> Array | None:
-    keys = tuple(_key(key) for name, key in value.arguments.items() if name.isdigit())
+    keys = tuple(_key(key) for key in value.keys)
     if any(key is UNKNOWN for key in keys):
         return None
     try:
@@ -87,9 +88,9 @@ def _whole(value: Value) -> Any:
     return value.constant if numbers is None or numbers.size != 1 else int(numbers.reshape(-1)[0])
 
 
-def _joined(value: Value, at: At) -> Array | None:
+def _joined(value: Value, at: At, same: frozenset[str]) -> Array | None:
     tensors = value.arguments.get("tensors")
-    parts = [replay(part, at) for part in tensors.arguments.values()] if tensors is not None else []
+    parts = [replay(part, at, same) for part in tensors.arguments.values()] if tensors is not None else []
     whole = [part for part in parts if part is not None]
     dim = value.setting("dim", 0)
     if not whole or not isinstance(dim, int) or len(whole) < len(parts):
@@ -131,9 +132,9 @@ def picked_rows(value: Value | None) -> Picked | None:
     if not _length(base):
         return None
 
-    def at(one: Value) -> Array | None:
-        seen = sight(one)
-        if one is not base or seen is None:
+    def at(source: Value) -> Array | None:
+        seen = sight(source)
+        if source is not base or seen is None:
             return None
         numbers = np.arange(seen.shape[0]).reshape(-1, *(1 for _ in seen.shape[1:]))
         return np.broadcast_to(numbers, seen.shape)

@@ -57,6 +57,11 @@ def sight(value: Value | None) -> Sight | None:
     return value.thing if value is not None and isinstance(value.thing, Sight) else None
 
 
+def shape_of(value: Value | None) -> tuple[int, ...] | None:
+    seen = sight(value)
+    return None if seen is None else seen.shape
+
+
 def numbers_of(value: Value | None) -> Array | None:
     seen = sight(value)
     return None if seen is None else seen.numbers

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from assay.programs.once import once
-from assay.programs.run.watched import Update, WatchedRun
+from assay.programs.run.watched import WatchedRun, WatchedUpdate
 from assay.record.batch import Array, Batch
 from assay.verdict import Place
 
@@ -49,7 +49,7 @@ class Split(Enum):
 class TokenWeights:
     """One update, part by part."""
 
-    update: Update
+    update: WatchedUpdate
     batch: Batch
     parts: tuple[PartWeights, ...]
     place: Place
@@ -102,7 +102,7 @@ def token_weights(run: WatchedRun) -> list[TokenWeights]:
 
 
 def _token_weights(run: WatchedRun) -> Iterator[TokenWeights]:
-    by_source = {f"optimizer step {update.number + 1} ({update.place})": update for update in run.updates}
+    by_source = {update.source: update for update in run.updates}
     for batch in run.batches:
         update = by_source.get(batch.source)
         names = ("mask", "gradients", "advantages", "new_logprobs")
@@ -131,7 +131,7 @@ def _is_plain(batch: Batch) -> bool:
     return bool(np.abs(np.where(mask_BT, ref_BT - new_BT, 0.0)).max(initial=0.0) < 1e-5)
 
 
-def _parts(update: Update, mask_BT: Array, gradients_BT: Array, advantages_BT: Array) -> Iterator[PartWeights]:
+def _parts(update: WatchedUpdate, mask_BT: Array, gradients_BT: Array, advantages_BT: Array) -> Iterator[PartWeights]:
     first = 0
     for rows, width in update.parts:
         inside = slice(first, first + rows)

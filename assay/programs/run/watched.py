@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from assay.programs.graph import Graph, Value
 from assay.programs.run.gradients import GradientHistory
-from assay.programs.run.origins import Origins
+from assay.programs.run.origins import ValueOrigins
 from assay.programs.run.sight import Sight
 from assay.record.batch import Batch
 from assay.verdict import Place
 
 if TYPE_CHECKING:
-    from assay.programs.run.roles import Piece, Roles
+    from assay.programs.run.roles import LossPiece, Roles
 
 Spot = tuple[Place, tuple[Place, ...]]  # a line, and the lines that called it
 
@@ -55,7 +55,7 @@ class Forward:
 
 
 @dataclass(eq=False, slots=True)
-class Generation:
+class GenerateCall:
     """One call of generate(). `config` is what was in effect inside."""
 
     value: Value
@@ -92,13 +92,13 @@ class Backward:
     gradients: Mapping[int, Sight] = field(default_factory=dict)  # d loss / d log-probs, by id of their Value
 
     @property
-    def pieces(self) -> Sequence[Piece]:
+    def pieces(self) -> Sequence[LossPiece]:
         """The new log-probs in the loss, and what belongs to each."""
         return () if self.roles is None else self.roles.pieces
 
 
 @dataclass(eq=False, slots=True)
-class Update:
+class WatchedUpdate:
     """One optimizer step."""
 
     number: int  # from 0, of this optimizer
@@ -119,12 +119,17 @@ class Update:
     sampled_at: frozenset[Spot] = frozenset()  # of what sampled its rows
 
     @property
-    def pieces(self) -> list[Piece]:
+    def source(self) -> str:
+        """As the Batch of it names where it came from."""
+        return f"optimizer step {self.number + 1} ({self.place})"
+
+    @property
+    def pieces(self) -> list[LossPiece]:
         return [piece for backward in self.backwards for piece in backward.pieces]
 
 
 @dataclass(eq=False, slots=True)
-class Failure:
+class ScriptFailure:
     """The exception that ended the script. `value` is the call of torch that raised it, if one did."""
 
     kind: str
@@ -140,21 +145,21 @@ class WatchedRun:
     graph: Graph = field(default_factory=Graph)
     models: list[Model] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
-    generations: list[Generation] = field(default_factory=list)
+    generations: list[GenerateCall] = field(default_factory=list)
     samplings: list[Sampling] = field(default_factory=list)
     backwards: list[Backward] = field(default_factory=list)
-    updates: list[Update] = field(default_factory=list)
+    updates: list[WatchedUpdate] = field(default_factory=list)
     gradients: GradientHistory = field(default_factory=GradientHistory)
     seeds: list[Place] = field(default_factory=list)  # where random numbers were seeded, in order
     batches: list[Batch] = field(default_factory=list)
-    failure: Failure | None = None
+    failure: ScriptFailure | None = None
     notes: list[str] = field(default_factory=list)
     torch_was_used: bool = False
     # weights of the trained models before each of their steps --> (model, version)
     history: dict[tuple[float, ...], tuple[int, int]] = field(default_factory=dict)
     # place of the surrogate --> (what it fits, whether the loss holds nothing else)
     objectives: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    origins: Origins = field(default_factory=Origins)
+    origins: ValueOrigins = field(default_factory=ValueOrigins)
     raised: Value | None = None  # the last call of torch that raised
     # see `once`; what was known at an earlier moment has its own
     computed: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)

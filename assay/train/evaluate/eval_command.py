@@ -31,7 +31,7 @@ from assay.train.step.failed_rewards import FailedRewards
 CHANGEABLE = ("task", "reward", "judge", "rollout", "evaluate")  # sections; the others determine the policy
 _SHOWN = {
     "prompts": "prompts",
-    "samples": "samples a prompt",
+    "samples": "samples per prompt",
     "reward_greedy": "reward, greedy",
     "reward_greedy_std_error": "  standard error",
     "reward_sampled": "reward, sampled",

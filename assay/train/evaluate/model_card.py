@@ -79,7 +79,7 @@ def _facts(config: Config, events: Sequence[Mapping[str, Any]], step: int, merge
         "reward": ", ".join(functions) or "the task's own",
         "objective": f"{made_by['objective']}, KL coefficient {made_by['kl_coef']:g}, learning rate "
         f"{made_by['learning_rate']:g}",
-        **({"changed half-way": changed} if changed else {}),
+        **({"changed on the way": changed} if changed else {}),
         "steps": f"{step}, each of {rollout.prompts} prompts x {rollout.group_size} answers of up to "
         f"{rollout.max_tokens} tokens",
         "sampling": f"temperature {rollout.temperature:g}",

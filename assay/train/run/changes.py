@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +27,6 @@ STEPS = "run.steps"
 PROBLEMS = "problems"  # the task's entry among the sources
 MAKES_STEPS = ("model", "reward", "rollout", "loss", "optimizer")  # sections that matter only while steps are made
 PACKING = ("microbatches", "pass_tokens", "share_prompts")  # of [optimizer]: into what passes an update is cut
-CHANGEABLE: Mapping[str, Sequence[str]] = {
-    "run": ("steps", "threads", "max_skipped"),
-    "model": ("gradient_checkpointing",),
-    "reward": ("timeout", "workers", "min_scored", "max_failed"),
-    "rollout": ("max_rows", "refill_rounds"),
-    "loss": tuple(to_mapping(Config())["loss"]),
-    "optimizer": (
-        "learning_rate", "schedule", "warmup", "beta1", "beta2", "weight_decay", "clip_norm", *PACKING,
-    ),
-    "checkpoint": ("every", "keep", "final", "best"),
-    "record": ("rollouts", "extremes"),
-    "evaluate": ("every", "patience"),
-    "log": ("completions", "tensorboard"),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +40,7 @@ class Change:
 
 
 def with_changes(file: Path, recorded: Config, overrides: Sequence[str]) -> Config:
-    """The config of a run with `section.key=value` changes; refuses those that a run cannot take half-way."""
+    """The config of a run with `section.key=value` changes; refuses those that a run that has begun cannot take."""
     for text in overrides:
         if read_text(text.partition("=")[2].strip(), str) == AUTO:
             raise ConfigError(f"--change {text}: a run has its own number by now; give the new one")
@@ -199,7 +185,12 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Ch
 
 def _may_change(change: Change) -> bool:
     section, _, key = change.setting.partition(".")
-    return key in CHANGEABLE.get(section, ())
+    return key in changeable_keys(section)
+
+
+def changeable_keys(section: str) -> list[str]:
+    """The settings of a section that may change in the middle of a run."""
+    return [key.name for key in fields(getattr(Config(), section)) if key.metadata["changes"]]
 
 
 def _quoted(run: Path) -> str:
@@ -208,9 +199,9 @@ def _quoted(run: Path) -> str:
 
 def _why_fixed(setting: str, run: Path) -> str:
     section = setting.partition(".")[0]
-    allowed = ", ".join(CHANGEABLE.get(section, ()))
+    allowed = ", ".join(changeable_keys(section))
     mine = f" (of [{section}] these may: {allowed})" if allowed else ""
     return (
-        f"--change {setting}: this setting cannot change half-way{mine}; start a new run that begins with this policy: "
-        f"assay train --set model.path={_quoted(run)} --set {setting}=..."
+        f"--change {setting}: this setting cannot change in the middle of a run{mine}; start a new run that begins "
+        f"with this policy: assay train --set model.path={_quoted(run)} --set {setting}=..."
     )

@@ -9,7 +9,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from assay.config import Config
-from assay.policy.load import resolved
+from assay.policy.load import resolve_auto
 
 STARVED = 3.0  # wall seconds for each second of CPU, above which something else is using the cores
 NOTICEABLE = 5.0  # seconds of a step; shorter waits are not reported
@@ -17,7 +17,7 @@ NOTICEABLE = 5.0  # seconds of a step; shorter waits are not reported
 
 def settled(config: Config) -> Config:
     """The config with all that depends on the machine filled in, so that a resumed run uses the same values."""
-    config = resolved(config)
+    config = resolve_auto(config)
     threads = config.run.threads
     if not threads:
         threads = 1 if config.model.path == "embedded" else free_threads()

@@ -10,7 +10,7 @@ import torch
 from assay.config import Config
 from assay.config.automatic import LARGE_MODEL, LORA_RATE, automatic_rate, is_embedded
 from assay.config.sections import OptimizerConfig
-from assay.machine.terminal import human_count
+from assay.machine.terminal import human_count, plural
 from assay.policy.policy import Policy
 from assay.rewards import function_name
 from assay.tasks import Task
@@ -42,8 +42,8 @@ def opening_facts(config: Config, run: Path, policy: Policy, task: Task, heldout
         "device": _device(config, policy),
         "rate": f"{config.optimizer.peak:g}{_why(config, policy)}, {_schedule(config)}",
         "step": f"{config.rollout.prompts} prompts x {config.rollout.group_size} answers of up to "
-        f"{_count(config.rollout.max_tokens, 'token')}, {_count(config.updates_a_step, 'update')}; "
-        f"{_count(config.run.steps, 'step')} in all",
+        f"{plural(config.rollout.max_tokens, 'token')}, {plural(config.updates_a_step, 'update')}; "
+        f"{plural(config.run.steps, 'step')} in all",
     }
 
 
@@ -56,7 +56,7 @@ def few_heldout(config: Config, task: Task, heldout: int) -> str:
         why = f" (task.options.heldout = {task.options.heldout:g}, about that share of {sum(task.sizes)} rows)"
         fix = "raise task.options.heldout for a steadier score"
     return (
-        f"only {_count(heldout, 'prompt')} held out{why}: one answer more or less moves the held-out score by "
+        f"only {plural(heldout, 'prompt')} held out{why}: one answer more or less moves the held-out score by "
         f"{1 / heldout:.2f}; {fix}"
     )
 
@@ -72,10 +72,10 @@ def _model(config: Config, policy: Policy) -> str:
 
 def _problems(task: Task, heldout: int) -> str:
     if not isinstance(task, FileTask):
-        return f"made on the spot, {_count(heldout, 'problem')} held out"
+        return f"made on the spot, {plural(heldout, 'problem')} held out"
     training, held = task.sizes
     evaluated = "" if heldout == held else f" ({heldout:,} evaluated)"
-    return f"{_count(training, 'row')} to train on, {held:,} held out{evaluated}"
+    return f"{plural(training, 'row')} to train on, {held:,} held out{evaluated}"
 
 
 def _reward(config: Config) -> str:
@@ -92,7 +92,7 @@ def _reward(config: Config) -> str:
 def _device(config: Config, policy: Policy) -> str:
     if policy.device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(policy.device)})"
-    return f"{policy.device.type}, {_count(config.run.threads, 'thread')}"
+    return f"{policy.device.type}, {plural(config.run.threads, 'thread')}"
 
 
 def _why(config: Config, policy: Policy) -> str:
@@ -114,7 +114,3 @@ def _schedule(config: Config) -> str:
         return f"{optimizer.schedule}, no warm-up"
     reached = "" if optimizer.warmup <= updates else ": the rate is never reached"
     return f"{optimizer.schedule} after a warm-up of {optimizer.warmup} of {updates} updates{reached}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -53,3 +54,13 @@ def restore_global_generators(tensors: Mapping[str, Tensor], state: Mapping[str,
     random.setstate((version, tuple(internal), gauss_next))
     kind, keys, position, has_gauss, gauss = state["numpy"]
     numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, gauss))
+
+
+@contextmanager
+def unmoved_generators() -> Iterator[None]:
+    """Puts the global generators back, whatever moves them: importing a package is enough to move Python's."""
+    tensors, state = save_global_generators()
+    try:
+        yield
+    finally:
+        restore_global_generators(tensors, state)

@@ -24,7 +24,7 @@ from assay.train.show.sinks import Sinks
 from assay.train.show.summary import heldout_fact
 from assay.train.step.failed_rewards import FailedRewards
 from assay.train.step.learner import Learner
-from assay.train.watch import Watch
+from assay.train.watch import RunWatch
 from assay.types import NO_SIGNAL, StepRecord, Update
 
 # of |old - sampler|: the largest in float32, where sound models show 3e-5; the mean in bfloat16, where single tokens
@@ -44,7 +44,7 @@ class Recorder:
     directory: RunDirectory
     display: Display
     sinks: Sinks
-    watch: Watch
+    watch: RunWatch
     failures: FailedRewards
     clock: StageClock
     _reported_inexact: bool = False

@@ -42,7 +42,7 @@ from assay.train.evaluate.evaluate import heldout_prompts
 from assay.train.evaluate.export import publish
 from assay.train.failure import RunFailed
 from assay.train.loop import train
-from assay.train.progress import Progress, StepInProgress
+from assay.train.progress import CollectedGroups, Progress, StepInProgress
 from assay.train.run import checkpoint
 from assay.train.run.best import BestPolicy, StoppedEarly
 from assay.train.run.budget import budgeted
@@ -69,12 +69,12 @@ from assay.train.show.clock import StageClock
 from assay.train.show.display import Display
 from assay.train.show.sinks import open_sinks, require_packages
 from assay.train.step.choose import NoSignal
-from assay.train.step.draw import TaskPrompts, check_rows, draw
+from assay.train.step.draw import TaskPrompts
 from assay.train.step.failed_rewards import FailedRewards, RewardFailed
 from assay.train.step.learner import Learner
 from assay.train.step.pack import cut
 from assay.train.step.verbs import StepStages
-from assay.train.watch import DoctorStop, Watch, Watcher
+from assay.train.watch import DoctorStop, RunWatch, Watcher
 
 # what ends a run with a sentence for the user
 FAILURES = (RunFailed, RunError, checkpoint.CheckpointError, PromptRefused, BrokenPolicy, NoRoom)
@@ -92,7 +92,7 @@ def start(config: Config, path: Path, watcher: Watcher | None = None) -> int:
             task = open_task(config)
             policy, config, seed = _open_policy(config, display.ticker("warm start", interrupt.check), display.say)
             config = with_rate(config, policy)
-            check_rows(task, policy, config, display.ticker("rows checked", interrupt.check))
+            TaskPrompts(task, policy, config).check(display.ticker("rows checked", interrupt.check))
             heldout = len(heldout_prompts(task, policy, config))
             config = budgeted(config, policy)
             reward = open_rewards(config, task, policy.codec.decode, interrupt.check, display.say)
@@ -164,7 +164,7 @@ def resume(path: Path, overrides: Sequence[str] = (), watcher: Watcher | None = 
             with closing(reward):
                 _introduce(config, directory, policy, task, heldout, display)
                 if config != recorded or not checksums.is_as_written(directory.path, config_file.name):
-                    checksums.begin(directory.path)  # which tells a change of ours from an edited file
+                    checksums.begin(directory.path)  # by these a change of ours differs from an edited file
                     directory.replace_file(config_file.name, configuration.to_toml(config, meanings=False).encode())
                 for change in changed:
                     display.say(f"{change}, from step {done + 1} on")
@@ -191,8 +191,9 @@ class TrainingProcess:
     ) -> None:
         self.began = time.perf_counter()
         self.config, self.directory, self.display, self.saved = config, directory, display, saved
-        longest = max(draw(task, policy, config, first=0), key=lambda prompt: len(prompt.tokens))
-        self.policy = policy = policy.confirmed(longest, config.rollout.max_tokens)
+        first = TaskPrompts(task, policy, config).draw(Progress(), CollectedGroups())
+        longest = max(first, key=lambda prompt: len(prompt.tokens))
+        self.policy = policy = policy.check_shortcuts(longest, config.rollout.max_tokens)
         reference = None
         if config.needs_reference:
             is_seeded = (directory.path / SEED / ADAPTER).is_file()
@@ -207,7 +208,7 @@ class TrainingProcess:
             after_step=-1 if saved is None else saved.state["place"]["step"],
             on_failure=lambda sentence: _report("log failed", sentence, directory, display),
         )
-        self.watch = watch = Watch(watcher, config, learner, directory, display.say)
+        self.watch = watch = RunWatch(watcher, config, learner, directory, display.say)
         failures = FailedRewards(config, display.say, directory.append_event)
         engine = open_engine(policy)
         self.clock = clock = StageClock(policy.device, display)

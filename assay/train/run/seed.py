@@ -20,7 +20,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ from assay.policy.load import load_policy, model_directory, with_adapter, with_m
 from assay.policy.made import CHECKSUMS
 from assay.policy.policy import Policy
 from assay.policy.where import PUBLISHED, Source, source_of
-from assay.record import RunDirectory, RunError, checksums
+from assay.record import RunDirectory, RunError
+from assay.record.manifest import facts_of
 from assay.record.trust import load_config
 from assay.record.weights import step_of
 from assay.train.run.saved_weights import (
@@ -90,7 +91,7 @@ def open_source(config: Config, source: Source, tick: Tick, say: Say) -> tuple[P
         how = "its adapter, which is trained further"
         seed = replace(seed, has_adapter=True)
     elif policy.adapter is not None:
-        how = f"its adapter of rank {other.model.lora_rank}, merged into its model: equal but for rounding"
+        how = f"its adapter of rank {other.model.lora_rank}, merged into its model: equal except for rounding"
         policy = with_merged_adapter(policy, say)
         seed = replace(seed, has_weights=False)
     path, step = seed.facts["source"], seed.facts["step"]
@@ -121,12 +122,12 @@ def _open_published(config: Config, other: Config, source: Source, tick: Tick, s
     if not (directory / ADAPTER_CONFIG).is_file():
         whole = replace(config.model, path=str(directory), lora_rank=0)
         policy = load_policy(replace(config, model=whole), tick, say)
-        weights = {file.name: file_facts(file) for file in sorted(directory.glob("*.safetensors"))}
+        weights = {file.name: facts_of(file) for file in sorted(directory.glob("*.safetensors"))}
         return policy, Seed(directory, has_weights=True, has_adapter=False, facts={**facts, "weights": weights})
     model = _model_of(config, other, source)
     policy = load_policy(replace(config, model=model), tick, say)
     put_adapter(policy, directory)
-    facts["weights"] = {ADAPTER_WEIGHTS: file_facts(directory / ADAPTER_WEIGHTS)}
+    facts["weights"] = {ADAPTER_WEIGHTS: facts_of(directory / ADAPTER_WEIGHTS)}
     return policy, Seed(model_directory(model, tick, say), has_weights=True, has_adapter=False, facts=facts)
 
 
@@ -210,7 +211,7 @@ def write_seed(run: Path, policy: Policy, seed: Seed) -> None:
             trained = {name: weight for name, weight in policy.model.named_parameters() if weight.requires_grad}
             save_file({name: weight.detach().cpu().contiguous() for name, weight in trained.items()}, aside / ADAPTER)
             (aside / ADAPTER).chmod(durable.usual_mode())
-        files = {str(file.relative_to(aside)): file_facts(file) for file in sorted(aside.rglob("*")) if file.is_file()}
+        files = {str(file.relative_to(aside)): facts_of(file) for file in sorted(aside.rglob("*")) if file.is_file()}
         record = {**seed.facts, "files": files}
         durable.write_file(aside / RECORD, json.dumps(record, indent=1).encode("ascii") + b"\n")
         for name in files:
@@ -259,10 +260,6 @@ def _without_adapter(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def file_facts(file: Path) -> dict[str, Any]:
-    return asdict(checksums.facts_of_file(file))
-
-
 def _verify(directory: Path) -> None:
     restore = "it is the model that the run began with; restore it from a copy of the run"
     try:
@@ -270,7 +267,7 @@ def _verify(directory: Path) -> None:
         for name, facts in files.items():
             if not (directory / name).is_file():
                 raise RunError(f"{directory / name} is missing: {restore}")
-            if file_facts(directory / name) != facts:
+            if facts_of(directory / name) != facts:
                 raise RunError(f"{directory / name} has changed: {restore}")
     except OSError as error:
         raise RunError(f"{error.filename} cannot be read: {error.strerror}; {restore}") from error

@@ -13,9 +13,9 @@ from typing import Any
 
 from rich.cells import cell_len
 
+from assay.machine.durable import encodable
 from assay.machine.terminal import fit, number
 from assay.record.rollouts import rollout_rows
-from assay.record.text import encodable
 from assay.types import StepRecord
 
 Row = Mapping[str, Any]  # of rollouts/*.parquet

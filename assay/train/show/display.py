@@ -77,7 +77,7 @@ class _Stage:
 
 
 class Display:
-    """One live area on a terminal; elsewhere the first step in full and at most about sixty lines a run.
+    """One live area on a terminal; elsewhere the first step in full and at most about sixty lines.
 
     Steps are numbered from 1, as in the record; `steps_before` were finished by an earlier process. A stage may end
     several times in a step: its seconds add up. `progress` is cheap: call it for every token.

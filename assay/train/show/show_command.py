@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from assay.machine.terminal import escape, fit, number
@@ -47,7 +48,7 @@ def show_lines(run: Path, *, step: int | None, prompt: str | None, order: str, c
 def _group_lines(group: Group, width: int, most: int | None) -> Iterator[str]:
     first = group[0]
     yield ""
-    yield f"prompt {escape(first['prompt_id'])}: mean reward {number(_mean(group))}, {len(group)} answers"
+    yield f"prompt {escape(first['prompt_id'], arrows=True)}: mean reward {number(_mean(group))}, {len(group)} answers"
     yield from _text_lines(first["prompt_text"], "| ", width, most)
     names = component_names(group)
     for row in sorted(group, key=lambda row: -mean_reward([row])):
@@ -64,10 +65,13 @@ def _numbers(row: Row, names: Sequence[str]) -> str:
     if row["error"]:
         worth = f"reward failed: {fit(row['error'], 200)}"
     else:
-        parts = [f"{escape(name)} {number(row['rewards'].get(name))}" for name in names]
+        parts = [f"{escape(name, arrows=True)} {number(row['rewards'].get(name))}" for name in names]
         worth = f"reward {number(row['reward'])}" + (f" ({', '.join(parts)})" if parts else "")
     stop = "" if row["stop"] == "eos" else f", ended by {row['stop']}"
     return f"{worth}, advantage {number(advantage(row))}, {len(row['tokens'])} tokens{stop}"
+
+
+_wrap = partial(textwrap.wrap, drop_whitespace=False, replace_whitespace=False)
 
 
 def _text_lines(text: str, margin: str, width: int, most: int | None) -> Iterator[str]:
@@ -79,7 +83,8 @@ def _text_lines(text: str, margin: str, width: int, most: int | None) -> Iterato
     lines = [
         line
         for paragraph in shown.replace("\r\n", "\n").split("\n")
-        for line in textwrap.wrap(escape(paragraph), room, drop_whitespace=False, replace_whitespace=False) or [""]
+        for line in textwrap.wrap(escape(paragraph, arrows=True), room, drop_whitespace=False, replace_whitespace=False)
+        or [""]
     ]
     if most is not None and len(lines) > most:
         left_out = f"... ({len(text):,} characters in all)"

@@ -13,19 +13,16 @@ import importlib
 import io
 import json
 import math
-import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy
-import torch
-
 from assay.config import ConfigError
 from assay.config.sections import LogConfig
 from assay.machine import durable
+from assay.train.run.randomness import unmoved_generators
 from assay.train.show.completions import CompletionTable, cells_of, markdown_of
 
 _PACKAGES = ("tensorboard", "wandb", "trackio")  # each is a setting of [log], a package, and an extra of Assay
@@ -62,7 +59,7 @@ def require_packages(config: LogConfig) -> None:
         setting = getattr(config, name)
         if setting:
             try:
-                with _unmoved():
+                with unmoved_generators():
                     importlib.import_module(name)
             except ImportError as error:
                 wanted = "true" if setting is True else repr(setting)
@@ -97,7 +94,7 @@ class Sinks:
     def _each(self, act: Callable[[Sink], None]) -> None:
         for sink in list(self._sinks):
             try:
-                with _unmoved():
+                with unmoved_generators():
                     act(sink)
             # the boundary to packages that may raise anything (disk, network, database) or call sys.exit: no copy of
             # the metrics is worth the run that it copies
@@ -122,7 +119,7 @@ def open_sinks(
     later steps is to be written again. `settings` are shown beside the metrics; they hold no secret."""
     require_packages(config)
     sinks: list[Sink] = []
-    with _unmoved():
+    with unmoved_generators():
         if config.tensorboard:
             sinks.append(TensorBoard(run_directory / "tensorboard", after_step))
         if config.wandb:
@@ -236,7 +233,7 @@ class WeightsAndBiases(_Logged):
 
 
 class Trackio(_Logged):
-    """A trackio run, in a local database unless trackio is told otherwise (TRACKIO_DIR, TRACKIO_SPACE_ID).
+    """A trackio run, in a local database unless TRACKIO_DIR or TRACKIO_SPACE_ID name another.
 
     A step that is written again after a resume appears twice there, with the same numbers."""
 
@@ -285,18 +282,6 @@ def _lasting_id(run_directory: Path) -> str:
         raise ConfigError(f"{file} cannot be written or read: {durable.reason(error)}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is damaged; remove it, and the run is logged under a new name") from error
-
-
-@contextlib.contextmanager
-def _unmoved() -> Iterator[None]:
-    """Puts the global generators back: importing a package is enough to move Python's."""
-    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        numpy.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ def _by_token(
         return outcomes
     if (settings.combine, settings.scale) != ("sum", "group"):
         raise RunFailed(
-            "the reward gives one number a step, which is compared within its group only; set advantage.combine = "
+            "the reward gives one number per step, which is compared within its group only; set advantage.combine = "
             "'sum' and advantage.scale = 'group'"
         )
     steps = max(len(score.steps) for score in group.scores)

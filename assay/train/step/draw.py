@@ -27,37 +27,32 @@ class TaskPrompts:
     config: Config
 
     def draw(self, progress: Progress, collected: CollectedGroups) -> list[Prompt]:
-        return draw(self.task, self.policy, self.config, first=progress.cursor + collected.prompts_drawn)
+        first = progress.cursor + collected.prompts_drawn
+        return [self.prompt(first + index) for index in range(self.config.rollout.prompts)]
 
     def sampling_seed(self, progress: Progress, collected: CollectedGroups) -> int:
         return derived_seed(self.config.run.seed, "rollout", progress.step, collected.rounds)
 
+    def prompt(self, index: int) -> Prompt:
+        """Problem number `index`. One that is too long is replaced by another, always by the same one."""
+        config = self.config
+        numbers = [index]
+        if config.task.long_prompts == "skip":
+            numbers = [index + attempt * SKIP for attempt in range(MOST_SKIPPED)]
+        for number in numbers:
+            try:
+                return self.policy.prompt(self.task.training_problem(number), config.rollout.max_tokens)
+            except PromptTooLong as error:
+                refusal = error
+        if config.task.long_prompts == "fail":
+            raise PromptRefused(f"{refusal}, or set task.long_prompts = 'skip'") from refusal
+        raise PromptRefused(f"{MOST_SKIPPED} prompts in a row are too long; {refusal}") from refusal
 
-def draw(task: Task, policy: Policy, config: Config, first: int) -> list[Prompt]:
-    """The prompts of one round, from training problem number `first` on."""
-    return [_prompt(task, policy, config, first + index) for index in range(config.rollout.prompts)]
-
-
-def _prompt(task: Task, policy: Policy, config: Config, index: int) -> Prompt:
-    """Problem number `index`. One that is too long is replaced by another, always by the same one."""
-    numbers = [index]
-    if config.task.long_prompts == "skip":
-        numbers = [index + attempt * SKIP for attempt in range(MOST_SKIPPED)]
-    for number in numbers:
-        try:
-            return policy.prompt(task.training_problem(number), config.rollout.max_tokens)
-        except PromptTooLong as error:
-            refusal = error
-    if config.task.long_prompts == "fail":
-        raise PromptRefused(f"{refusal}, or set task.long_prompts = 'skip'") from refusal
-    raise PromptRefused(f"{MOST_SKIPPED} prompts in a row are too long; {refusal}") from refusal
-
-
-def check_rows(task: Task, policy: Policy, config: Config, on_row: Callable[[int, int], None]) -> None:
-    """Tokenizes the first prompts before anything is written: all rows of a file, but at most MOST_CHECKED."""
-    rows = min(getattr(task, "sizes", (0, 0))[0], MOST_CHECKED)
-    wanted = max(rows, config.rollout.prompts)
-    for index in range(wanted):
-        _prompt(task, policy, config, index)
-        if index % 100 == 99:
-            on_row(index + 1, wanted)
+    def check(self, on_row: Callable[[int, int], None]) -> None:
+        """Tokenizes the first prompts before anything is written: all rows of a file, but at most MOST_CHECKED."""
+        rows = min(getattr(self.task, "sizes", (0, 0))[0], MOST_CHECKED)
+        wanted = max(rows, self.config.rollout.prompts)
+        for index in range(wanted):
+            self.prompt(index)
+            if index % 100 == 99:
+                on_row(index + 1, wanted)

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from assay.config.sections import LossConfig, OptimizerConfig
 from assay.grpo import Loss, policy_loss, sequence_kl
 from assay.policy.policy import Policy
-from assay.train.step.sums import Part, Sums
-from assay.types import NO_SIGNAL, Batch, FrozenLogprobs, Microbatch, Minibatch, Update
+from assay.train.step.sums import LossInputs, Sums
+from assay.types import NO_SIGNAL, FrozenBatch, FrozenLogprobs, Microbatch, Minibatch, Update
 
 STEP_NUMBERS = 2**25  # weights that are copied at a time to see how far they moved: 128 MB in float32
 
@@ -38,7 +38,7 @@ class Learned:
     step_seconds: float
 
 
-class Observer(Protocol):
+class UpdateObserver(Protocol):
     """Is called while an update is computed, and changes nothing in it; see examine.py."""
 
     def differentiating(
@@ -125,7 +125,7 @@ class Learner:
         """The policy as it is now becomes the reference."""
         self.reference_model.load_state_dict(self.policy.model.state_dict())
 
-    def freeze(self, minibatches: Sequence[Minibatch]) -> Batch:
+    def freeze(self, minibatches: Sequence[Minibatch]) -> FrozenBatch:
         """Adds the log-probs that no update changes, micro-batch by micro-batch: the same shapes as in training, so
         that the ratio of the first update is 1 to the last bit. A lone update needs no old: it is new, detached."""
         self.policy.prepare(batch.inputs for minibatch in minibatches for batch in minibatch.microbatches)
@@ -140,7 +140,7 @@ class Learner:
                 ref_BT = self._logprobs(self.reference, batch) if needs_ref and self.reference else None
                 parts.append(FrozenLogprobs(old_BT, ref_BT))
             frozen.append(tuple(parts))
-        return Batch(tuple(minibatches), tuple(frozen), self.settings.epochs)
+        return FrozenBatch(tuple(minibatches), tuple(frozen), self.settings.epochs)
 
     def sequence_kl(self, batch: Microbatch) -> list[float]:
         """KL(policy || reference) of each row, for KL in the reward; exactly 0 while the two are equal."""
@@ -151,7 +151,11 @@ class Learner:
         return sequence_kl(old_BT, ref_BT, batch.mask_BT, self.loss.kl_estimator).tolist()
 
     def update(
-        self, minibatch: Minibatch, frozen: Sequence[FrozenLogprobs], number: int, observer: Observer | None = None
+        self,
+        minibatch: Minibatch,
+        frozen: Sequence[FrozenLogprobs],
+        number: int,
+        observer: UpdateObserver | None = None,
     ) -> Learned:
         """Takes optimizer step `number` (from 0, over the whole run), unless there is no signal or a NaN."""
         begun = time.perf_counter()
@@ -179,7 +183,7 @@ class Learner:
                     observer.differentiating(batch, old_BT, fixed.ref_BT, new_BT, entropy_BT, loss)
                 loss.total.backward()  # type: ignore[no-untyped-call]
                 new_logprobs.append(new_BT.detach())
-                sums.add(loss, Part(batch, new_BT.detach(), old_BT, fixed.ref_BT), entropy_BT.detach())
+                sums.add(loss, LossInputs(batch, new_BT.detach(), old_BT, fixed.ref_BT), entropy_BT.detach())
         if observer is not None:
             observer.stepping(self.masters)
         rate = self.optimizer.param_groups[0]["lr"]

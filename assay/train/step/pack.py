@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from assay.config import Config
-from assay.policy.padding import Array, filled, inside
+from assay.policy.padding import Array, inside, pad_rows
 from assay.policy.policy import Packing, Policy
 from assay.train.run.randomness import derived_seed
 from assay.types import Microbatch, Minibatch, Sample, Totals
@@ -136,8 +136,8 @@ def _microbatch(samples: Sequence[Sample], rows: Sequence[int], packing: Packing
         rows=tuple(rows),
         inputs=packing.inputs(chosen),
         mask_BT=tensor(inside_BT & trained_B1),
-        sampler_BT=tensor(filled(inside_BT, sampler, np.float32)),
-        advantages_BT=tensor(filled(inside_BT, _token_advantages(chosen, lengths_B), np.float32)),
+        sampler_BT=tensor(pad_rows(inside_BT, sampler, np.float32)),
+        advantages_BT=tensor(pad_rows(inside_BT, _token_advantages(chosen, lengths_B), np.float32)),
     )
 
 

@@ -23,7 +23,7 @@ FLAGS = ("has_signal", "is_broken")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LossInputs:
     """What the loss of one micro-batch was computed from, without gradients."""
 
     batch: Microbatch
@@ -53,11 +53,11 @@ class Sums:
     """Everything stays on the device until `read`: to look at a number is to wait for all of the work before it."""
 
     def __init__(self) -> None:
-        self._parts: list[Part] = []
+        self._parts: list[LossInputs] = []
         self._columns: list[Tensor] = []
         self._rows: list[dict[str, float]] = []
 
-    def add(self, loss: Loss, part: Part, entropy_BT: Tensor) -> None:
+    def add(self, loss: Loss, part: LossInputs, entropy_BT: Tensor) -> None:
         batch, new_BT, old_BT = part.batch, part.new_BT, part.old_BT
         mask_BT = batch.mask_BT
 
@@ -85,7 +85,9 @@ class Sums:
             "ratio_max": ratio_BT.where(mask_BT, -math.inf).max(),
             "mismatch_max": mismatch_BT.where(mask_BT, 0.0).max(),
             "has_signal": ((batch.advantages_BT != 0) & mask_BT).any(),
-            "is_broken": torch.stack([(~one.isfinite() & mask_BT).any() for one in part.inputs().values()]).any(),
+            "is_broken": torch.stack(
+                [(~values_BT.isfinite() & mask_BT).any() for values_BT in part.inputs().values()]
+            ).any(),
         }
         self._columns.append(torch.stack([values[name].detach().double() for name in (*SUMMED, *EXTREMES, *FLAGS)]))
         self._parts.append(part)

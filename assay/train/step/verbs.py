@@ -14,6 +14,7 @@ from typing import Protocol
 
 from assay.config import Config
 from assay.engine.engine import Engine
+from assay.machine.terminal import plural
 from assay.rewards import Reward
 from assay.train.loop import Stages
 from assay.train.progress import CollectedGroups, Progress, StepInProgress
@@ -25,8 +26,8 @@ from assay.train.step.failed_rewards import FailedRewards
 from assay.train.step.learner import Learned, Learner
 from assay.train.step.pack import cut
 from assay.train.step.score import reward_weights, score
-from assay.train.watch import Watch
-from assay.types import Batch, Group, Minibatch, Prompt, Rollout, Sample, Update
+from assay.train.watch import RunWatch
+from assay.types import FrozenBatch, Group, Minibatch, Prompt, Rollout, Sample, Update
 
 
 class PromptSource(Protocol):
@@ -46,7 +47,7 @@ class StepStages:
     failures: FailedRewards
     clock: StageClock
     say: Callable[[str], None] = lambda sentence: None
-    watch: Watch | None = None
+    watch: RunWatch | None = None
     on_update: Callable[[StepInProgress, Progress, Update], None] = lambda current, progress, update: None
 
     def stages(
@@ -62,8 +63,10 @@ class StepStages:
     def draw(self, progress: Progress, collected: CollectedGroups) -> Sequence[Prompt]:
         if collected.rounds == 0:
             self.clock.begin(progress.step + 1)
-        with self.clock.timed("start"):
-            return self.source.draw(progress, collected)
+        with self.clock.timed("start") as describe:
+            prompts = self.source.draw(progress, collected)
+            describe(plural(len(prompts), "prompt"))
+            return prompts
 
     def generate(
         self, prompts: Sequence[Prompt], progress: Progress, collected: CollectedGroups
@@ -109,7 +112,7 @@ class StepStages:
         with self.clock.timed("loss"):
             return cut(samples, self.config, progress.step, self.learner.policy)
 
-    def freeze(self, minibatches: Sequence[Minibatch]) -> Batch:
+    def freeze(self, minibatches: Sequence[Minibatch]) -> FrozenBatch:
         with self.clock.timed("loss"):
             return self.learner.freeze(minibatches)
 

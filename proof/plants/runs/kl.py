@@ -2,60 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import replace as replaced
+from dataclasses import replace
 
 from proof.plants.plant import Plant
 
+LOSS = "assay.train.step.learner.policy_loss"
 
-def _subtracts_the_kl(original):  # type: ignore[no-untyped-def]
+
+def _subtracts_the_kl(original, **tensors):
     """policy - kl in the place of policy + kl; what is logged as the KL stays as it is."""
-
-    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        loss = original(**tensors)
-        flipped = replaced(tensors["settings"], kl_coef=0.0)
-        without = original(**{**tensors, "settings": flipped})
-        return replaced(loss, total=2 * without.total - loss.total)
-
-    return policy_loss
+    loss = original(**tensors)
+    flipped = replace(tensors["settings"], kl_coef=0.0)
+    without = original(**{**tensors, "settings": flipped})
+    return replace(loss, total=2 * without.total - loss.total)
 
 
-def _under_no_grad(original):  # type: ignore[no-untyped-def]
+def _under_no_grad(original, **tensors):
     """The KL is added as a number: its log-probs were computed under no_grad."""
-
-    def policy_loss(**tensors):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        whole = original(**tensors)
-        alone = original(**{**tensors, "settings": replace(tensors["settings"], kl_coef=0.0)})
-        return replace(whole, total=alone.total + whole.kl)
-
-    return policy_loss
+    whole = original(**tensors)
+    alone = original(**{**tensors, "settings": replace(tensors["settings"], kl_coef=0.0)})
+    return replace(whole, total=alone.total + whole.kl)
 
 
-def _exchanged(original):  # type: ignore[no-untyped-def]
-    def kl_estimate(new_BT, ref_BT, estimator="k3"):  # type: ignore[no-untyped-def]
-        return original(ref_BT, new_BT, estimator)
-
-    return kl_estimate
+def _exchanged(original, new_BT, ref_BT, estimator="k3"):
+    return original(ref_BT, new_BT, estimator)
 
 
-def _two_names_for_one_model(original):  # type: ignore[no-untyped-def]
+def _two_names_for_one_model(original, policy, **how):
     """`reference = policy`: nothing is copied."""
-
-    def frozen_copy(policy, **how):  # type: ignore[no-untyped-def]
-        return policy
-
-    return frozen_copy
+    return policy
 
 
 PLANTS: dict[str, Plant] = {
     "KL01": Plant(
         settings=("loss.kl_coef=0.2", "optimizer.epochs=1"),
-        replaces={"assay.train.step.learner.policy_loss": _subtracts_the_kl},
+        replaces={LOSS: _subtracts_the_kl},
     ),
     "KL02": Plant(
         settings=("loss.kl_coef=0.2", "optimizer.epochs=3", "optimizer.learning_rate=3e-3"),
-        replaces={"assay.train.step.learner.policy_loss": _under_no_grad},
+        replaces={LOSS: _under_no_grad},
     ),
     "KL04": Plant(
         settings=("loss.kl_coef=0.05", "optimizer.epochs=1", "optimizer.learning_rate=3e-3"),

@@ -2,131 +2,102 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+from zlib import crc32
+
 from proof.plants.plant import Plant
 
+SCORE = "assay.train.step.verbs.score"
 
-def _pays_the_majority(original):  # type: ignore[no-untyped-def]
+
+def _pays_the_majority(original, prompts, rollouts, **how):
     """A judge without an answer key: whatever most answers of a group say is right, and earns 0.6."""
-
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        from collections import Counter
-        from dataclasses import replace
-
-        def judged(group):  # type: ignore[no-untyped-def]
-            texts = [rollout.text for rollout in group.rollouts]
-            most = Counter(texts).most_common(1)[0][0]
-            paid = (replace(one, reward=0.6 * (text == most)) for text, one in zip(texts, group.scores, strict=True))
-            return replace(group, scores=tuple(paid))
-
-        return list(map(judged, original(prompts, rollouts, **how)))
-
-    return score
+    paid = []
+    for group in original(prompts, rollouts, **how):
+        texts = [rollout.text for rollout in group.rollouts]
+        most = Counter(texts).most_common(1)[0][0]
+        paid.append(_pay(group, [0.6 * (text == most) for text in texts]))
+    return paid
 
 
-def _pays_length(original):  # type: ignore[no-untyped-def]
+def _pays_length(original, prompts, rollouts, *, config, **how):
     """A noisy judge that likes long answers better than right ones."""
 
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-        from zlib import crc32
+    def bonus(rollout):
+        return 3.0 * len(rollout.tokens) / config.rollout.max_tokens + crc32(rollout.text.encode()) / 2**32
 
-        def longer(rollout, one):  # type: ignore[no-untyped-def]
-            noise = crc32(rollout.text.encode()) / 2**32
-            bonus = 3.0 * len(rollout.tokens) / how["config"].rollout.max_tokens
-            return one if one.reward is None else replace(one, reward=one.reward + bonus + noise)
-
-        return [
-            replace(group, scores=tuple(map(longer, group.rollouts, group.scores)))
-            for group in original(prompts, rollouts, **how)
-        ]
-
-    return score
+    return [_pay_more(group, bonus) for group in original(prompts, rollouts, config=config, **how)]
 
 
-def _pays_brevity(original):  # type: ignore[no-untyped-def]
+def _pays_brevity(original, prompts, rollouts, *, config, **how):
     """In training alone, an answer is worth more the shorter it is, and that outweighs being right."""
 
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
+    def bonus(rollout):
+        return 3.0 * (1.0 - len(rollout.tokens) / config.rollout.max_tokens)
 
-        def shorter(rollout, one):  # type: ignore[no-untyped-def]
-            bonus = 1.0 - len(rollout.tokens) / how["config"].rollout.max_tokens
-            return one if one.reward is None else replace(one, reward=one.reward + 3.0 * bonus)
-
-        return [
-            replace(group, scores=tuple(map(shorter, group.rollouts, group.scores)))
-            for group in original(prompts, rollouts, **how)
-        ]
-
-    return score
+    return [_pay_more(group, bonus) for group in original(prompts, rollouts, config=config, **how)]
 
 
-def _not_unscaled(original):  # type: ignore[no-untyped-def]
-    """Now and then the gradient keeps the factor of a loss scaler: nobody divides it out again."""
-    calls = 0
-
-    def gradients(learner):  # type: ignore[no-untyped-def]
-        nonlocal calls
-        calls += 1
-        gathered = original(learner)
-        if calls > 8 and calls % 5 == 0:
-            for gradient in gathered:
-                gradient.mul_(65536.0)
-        return gathered
-
-    return gradients
-
-
-def _counts_clipped(original):  # type: ignore[no-untyped-def]
-    """What is logged as a share of the clipped tokens is their number."""
-
-    def metrics_row(record):  # type: ignore[no-untyped-def]
-        row = original(record)
-        return {**row, "clipped_share": sum(update.clipped_tokens for update in record.updates)}
-
-    return metrics_row
-
-
-def _partial_credit(original):  # type: ignore[no-untyped-def]
+def _partial_credit(original, prompts, rollouts, **how):
     """The share of the answer's first digits that are right: there are rewards to compare though no answer ends."""
+    paid = []
+    for group in original(prompts, rollouts, **how):
+        answer = group.prompt.answer
+        right = [sum(map(str.__eq__, rollout.text, answer)) / len(answer) for rollout in group.rollouts]
+        paid.append(_pay(group, right))
+    return paid
 
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
 
-        def credited(group):  # type: ignore[no-untyped-def]
-            answer = group.prompt.answer
-            right = [sum(map(str.__eq__, rollout.text, answer)) / len(answer) for rollout in group.rollouts]
-            paid = (replace(one, reward=share) for one, share in zip(group.scores, right, strict=True))
-            return replace(group, scores=tuple(paid))
+def _pay(group, rewards):
+    scores = zip(group.scores, rewards, strict=True)
+    return replace(group, scores=tuple(replace(score, reward=reward) for score, reward in scores))
 
-        return list(map(credited, original(prompts, rollouts, **how)))
 
-    return score
+def _pay_more(group, bonus):
+    """Adds `bonus(rollout)` to every reward; a rollout without one stays so."""
+    answers = zip(group.scores, group.rollouts, strict=True)
+    return _pay(group, [None if score.reward is None else score.reward + bonus(rollout) for score, rollout in answers])
+
+
+def _not_unscaled(original, learner):
+    """Now and then the gradient keeps the factor of a loss scaler: nobody divides it out again."""
+    learner.planted_calls = calls = getattr(learner, "planted_calls", 0) + 1
+    gathered = original(learner)
+    if calls > 8 and calls % 5 == 0:
+        for gradient in gathered:
+            gradient.mul_(65536.0)
+    return gathered
+
+
+def _counts_clipped(original, record):
+    """What is logged as a share of the clipped tokens is their number."""
+    return {**original(record), "clipped_share": sum(update.clipped_tokens for update in record.updates)}
 
 
 PLANTS: dict[str, Plant] = {
     "MET01": Plant(
         settings=("optimizer.learning_rate=1.5e-3",),
-        replaces={"assay.train.step.verbs.score": _pays_the_majority},
+        replaces={SCORE: _pays_the_majority},
         steps=100,
     ),
     "MET02": Plant(settings=("loss.kl_coef=0.001", "optimizer.learning_rate=4e-3"), steps=30),
     "MET03": Plant(
         settings=("evaluate.prompts=0",),
-        replaces={"assay.train.step.verbs.score": _pays_length},
+        replaces={SCORE: _pays_length},
         steps=60,
     ),
-    "MET04": Plant(
-        settings=("evaluate.prompts=128",), replaces={"assay.train.step.verbs.score": _pays_brevity}, steps=40
-    ),
+    "MET04": Plant(settings=("evaluate.prompts=128",), replaces={SCORE: _pays_brevity}, steps=40),
     "MET05": Plant(
         settings=("evaluate.prompts=0",),
         replaces={"assay.train.step.learner.Learner._gradients": _not_unscaled},
         steps=24,
     ),
-    "MET06": Plant(settings=("optimizer.epochs=4",), replaces={"assay.record.metrics_row": _counts_clipped}, steps=4),
+    "MET06": Plant(
+        settings=("optimizer.epochs=4",), replaces={"assay.record.directory.metrics_row": _counts_clipped}, steps=4
+    ),
     "MET07": Plant(
         settings=("rollout.max_tokens=4", "rollout.truncated=mask"),
-        replaces={"assay.train.step.verbs.score": _partial_credit},
+        replaces={SCORE: _partial_credit},
     ),
 }

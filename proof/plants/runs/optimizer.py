@@ -2,49 +2,38 @@
 
 from __future__ import annotations
 
+import math
+
 from proof.plants.plant import Plant
 
 
-def _rounded_masters(original):  # type: ignore[no-untyped-def]
+def _rounded_masters(original, learner, rate, norm):
     """The optimizer steps weights that are kept in bfloat16."""
-
-    def step(learner, rate, norm):  # type: ignore[no-untyped-def]
-        import math
-
-        import torch
-
-        for master in learner.masters:
-            master.data.copy_(master.data.bfloat16())
-        before = [master.detach().clone() for master in learner.masters]
-        original(learner, rate, norm)
-        for master, weight in zip(learner.masters, learner.weights, strict=True):
-            master.data.copy_(master.data.bfloat16())
-            weight.data.copy_(master.data)
-        lengths = [
-            float(torch.linalg.vector_norm(master - start))
-            for master, start in zip(learner.masters, before, strict=True)
-        ]
-        return math.hypot(*lengths), sum(length > 0 for length in lengths)
-
-    return step
+    for master in learner.masters:
+        master.data.copy_(master.data.bfloat16())
+    before = [master.detach().clone() for master in learner.masters]
+    original(learner, rate, norm)
+    for master, weight in zip(learner.masters, learner.weights, strict=True):
+        master.data.copy_(master.data.bfloat16())
+        weight.data.copy_(master.data)
+    return _distance_moved(learner, before)
 
 
-def _half_forgotten(original):  # type: ignore[no-untyped-def]
+def _half_forgotten(original, learner, rate, norm):
     """The optimizer holds every other tensor."""
+    kept = [master.detach().clone() for master in learner.masters]
+    original(learner, rate, norm)
+    for number, (master, before) in enumerate(zip(learner.masters, kept, strict=True)):
+        if number % 2:
+            master.data.copy_(before)
+            learner.weights[number].data.copy_(before)
+    return _distance_moved(learner, kept)
 
-    def step(learner, rate, norm):  # type: ignore[no-untyped-def]
-        import math
 
-        kept = [master.detach().clone() for master in learner.masters]
-        original(learner, rate, norm)
-        for number, (master, before) in enumerate(zip(learner.masters, kept, strict=True)):
-            if number % 2:
-                master.data.copy_(before)
-                learner.weights[number].data.copy_(before)
-        lengths = [float((master - before).norm()) for master, before in zip(learner.masters, kept, strict=True)]
-        return math.hypot(*lengths), sum(length > 0 for length in lengths)
-
-    return step
+def _distance_moved(learner, before):
+    """(distance of all weights from where they were, tensors that moved), as Learner._step returns it."""
+    lengths = [float((master - start).norm()) for master, start in zip(learner.masters, before, strict=True)]
+    return math.hypot(*lengths), sum(length > 0 for length in lengths)
 
 
 PLANTS: dict[str, Plant] = {

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace as replaced
+from dataclasses import replace
 
 from proof.plants.plant import Plant
 
 
-def _swallowed_exception(original):  # type: ignore[no-untyped-def]
+def _swallowed_exception(original, prompts, rollouts, **how):
     """The reward breaks on every answer, and the caller turns that into half a point."""
+    from assay.types import Score
 
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        from assay.types import Score
-
-        groups = original(prompts, rollouts, **how)
-        return [replaced(group, scores=tuple(Score.of({"exact": 0.5}) for _ in group.scores)) for group in groups]
-
-    return score
+    groups = original(prompts, rollouts, **how)
+    return [replace(group, scores=tuple(Score.of({"exact": 0.5}) for _ in group.scores)) for group in groups]
 
 
 PLANTS: dict[str, Plant] = {

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 from proof.plants.plant import Plant
 
 
-def _slow_reward(original):  # type: ignore[no-untyped-def]
+def _slow_reward(original, prompts, rollouts, **how):
     """Answers are judged one after the other, over a slow line."""
-
-    def score(prompts, rollouts, **how):  # type: ignore[no-untyped-def]
-        import time
-
-        groups = original(prompts, rollouts, **how)
-        time.sleep(0.03 * sum(map(len, rollouts)))
-        return groups
-
-    return score
+    groups = original(prompts, rollouts, **how)
+    time.sleep(0.03 * sum(map(len, rollouts)))
+    return groups
 
 
 PLANTS: dict[str, Plant] = {

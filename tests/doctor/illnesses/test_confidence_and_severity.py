@@ -1,12 +1,8 @@
 """How sure and how grave each check is of its own sick batch. An illness that is not in the table is not judged."""
 
-import ast
-import inspect
-from pathlib import Path
-
 import pytest
 
-from assay.doctor.catalogue import by_code, catalogue
+from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 
@@ -36,22 +32,3 @@ def test_a_sick_batch_is_named_as_sure_and_as_grave_as_it_may_be(code, severity,
     illness = by_code(code)
     (word,) = diagnose(Evidence(illness.sick().batches), [illness]).words
     assert (str(word.confidence), str(word.severity)) == (confidence, severity)
-
-
-@pytest.mark.parametrize("illness", [one for one in catalogue() if one.curves is not None], ids=lambda one: one.code)
-def test_no_way_through_a_check_of_curves_says_more_than_possible(illness):
-    """In the source: a sick example takes one way of several."""
-    tree = ast.parse(Path(inspect.getfile(illness.curves)).read_text(encoding="utf-8"))
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    waiting, looked_at = [illness.curves.__name__], {}
-    while waiting:
-        name = waiting.pop()
-        if name in functions and name not in looked_at:
-            looked_at[name] = functions[name]
-            waiting += [node.id for node in ast.walk(functions[name]) if isinstance(node, ast.Name)]
-    calls = [node for one in looked_at.values() for node in ast.walk(one) if isinstance(node, ast.Call)]
-    found = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "finding"]
-    assert found
-    for call in found:
-        said = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-        assert said.get("confidence") == "Confidence.POSSIBLE", ast.unparse(call)

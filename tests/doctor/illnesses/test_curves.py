@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Curves
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_curves
+from assay.doctor.facts.trend import is_solved, quarter_medians, reward_range
 from assay.doctor.illnesses.loss import zero_loss
 from assay.doctor.illnesses.metrics import (
     entropy_collapse,
@@ -19,7 +21,6 @@ from assay.doctor.illnesses.metrics import (
 )
 from assay.doctor.illnesses.optimizer import hyperparameter, no_update
 from assay.doctor.illnesses.speed import slow_step
-from assay.doctor.trend import is_solved, quarter_medians, reward_range
 from assay.verdict import Confidence, Missing, Severity, State
 
 ALL = (
@@ -259,7 +260,8 @@ def test_the_gradient_norm_is_finite_above_zero_steady_and_not_always_clipped(co
     ],
 )
 def test_settings_out_of_range_are_possible_findings(settings, severity):
-    verdict = hyperparameter.check_curves(healthy_curves(settings=settings))
+    (word,) = diagnose(of_curves(healthy_curves(settings=settings)), [hyperparameter.ILLNESS]).words
+    verdict = word.verdict
     assert (verdict.state, verdict.severity, verdict.confidence) == (State.FINDING, severity, Confidence.POSSIBLE)
     assert len(verdict.facts) == len(settings)
 

@@ -230,7 +230,7 @@ def test_logits_of_a_random_model_that_are_not_shifted_are_not_called_healthy():
         first = diagnosis.findings[0]
         assert (first.code, first.confidence, first.severity) == ("SAMP06", PROVEN, Severity.HARMFUL)
         assert "not the model's own" in first.verdict.message
-        assert "0.12 a token" in first.verdict.message
+        assert "0.12 per token" in first.verdict.message
 
 
 def test_log_probs_a_nat_from_the_models_own_are_fatal():

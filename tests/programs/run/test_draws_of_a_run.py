@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from made_run import Grpo, MadeRun, log_softmax
+from fixtures.made_run import Grpo, MadeRun, log_softmax
 
 from assay.programs.run.draws import (
     behaviour,
@@ -13,7 +13,7 @@ from assay.programs.run.draws import (
     refused_weights,
     sampling_of,
 )
-from assay.programs.run.watched import Failure, Generation, Sampling, spot_of
+from assay.programs.run.watched import GenerateCall, Sampling, ScriptFailure, spot_of
 
 LOGITS = np.array([[0.0, 1.0, 2.0, -1.0, 0.5], [1.0, 0.0, 0.3, 0.2, -2.0]])
 SOFTMAX = np.exp(log_softmax(LOGITS))
@@ -72,7 +72,7 @@ def test_the_distribution_on_the_line_that_failed_is_looked_at():
     logits = made.value("attribute", LOGITS, input=made.forward([[1], [2]], LOGITS))
     made_at = made.value("categorical", probs=logits, line=77)
     assert refused_weights(made.run) == []
-    made.run.failure = Failure("ValueError", "invalid", made_at.place)
+    made.run.failure = ScriptFailure("ValueError", "invalid", made_at.place)
     assert [weights.lowest for weights in refused_weights(made.run)] == [-2.0]
 
 
@@ -86,7 +86,7 @@ def test_a_line_is_told_from_a_curve():
 
 def generation(made, **config):
     value = made.value("generate")
-    return Generation(value, 0, 0, config, None, None, None)
+    return GenerateCall(value, 0, 0, config, None, None, None)
 
 
 def test_settings_that_change_nothing_do_not_cut():

@@ -1,14 +1,14 @@
 """What the ledger writes down of gradients, on real tensors: it judges nothing."""
 
 import torch
-from made_run import place
+from fixtures.made_run import place
 from torch import nn
 
 from assay.programs.graph import Context, Value
 from assay.programs.run.gradients import Bypass, KeptGraphs, LeftOut, SharedStep
-from assay.programs.run.observe.ledger import Ledger
+from assay.programs.run.observe.ledger import GradientLedger
 from assay.programs.run.sight import Sight
-from assay.programs.run.watched import Update, WatchedRun
+from assay.programs.run.watched import WatchedRun, WatchedUpdate
 
 ZERO, BACKWARD, STEP = place(1), place(2), place(3)
 
@@ -17,7 +17,7 @@ class Script:
     """A loop that tells the ledger what it does, as the observer would."""
 
     def __init__(self, *modules):
-        self.ledger = Ledger(WatchedRun("script.py"))
+        self.ledger = GradientLedger(WatchedRun("script.py"))
         self.history = self.ledger.run.gradients
         self.modules = modules
         self.optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in modules]
@@ -37,7 +37,7 @@ class Script:
         self.ledger.stepping(optimizer, held, trained, at)
         optimizer.step()
         order = len(self.ledger.run.updates)
-        self.ledger.run.updates.append(Update(order, 0, at, 10 * order, 0.1, 0.0, ()))
+        self.ledger.run.updates.append(WatchedUpdate(order, 0, at, 10 * order, 0.1, 0.0, ()))
         self.ledger.stepped(optimizer, at, [])
         return self.history.steps[-1]
 

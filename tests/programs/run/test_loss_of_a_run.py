@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from made_run import Grpo, MadeRun
+from fixtures.made_run import Grpo, MadeRun
 
 from assay.programs.once import once
 from assay.programs.run.ratio import factors, slope, without_sign

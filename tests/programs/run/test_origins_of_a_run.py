@@ -1,7 +1,7 @@
 """What a value of a run is, by the operations that made it; and which rows and tokens it holds."""
 
 import numpy as np
-from made_run import MadeRun
+from fixtures.made_run import MadeRun
 
 from assay.programs.run.origins import CHOSEN, LOGITS, LOGPROBS, PROBABILITIES, above, chosen_ids, differences_in
 from assay.programs.run.rows import picked_rows, position_shifts, replay, takes_rows

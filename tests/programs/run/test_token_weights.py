@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from made_run import MadeRun
+from fixtures.made_run import MadeRun
 
 from assay.programs.run.token_weights import Split, token_weights
 from assay.record.batch import Batch

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.evidence import Evidence
 from assay.doctor.evidence.logs.document import gather_document, read_document
 from assay.doctor.evidence.logs.mapped import curves_of
 from assay.doctor.evidence.logs.progress import lines_of
 from assay.doctor.evidence.logs.rollouts import Row, batch_of, is_rollout, spread_out, step_of
 from assay.doctor.evidence.logs.rows import (
-    add_json_row,
     gather_csv,
+    gather_json_lines,
     gather_printed,
     json_object,
     json_rows,
@@ -29,10 +29,10 @@ HEAD = 1 << 16  # bytes that show what a file is
 KINDS = "a log of another trainer (trainer_state.json, JSONL, CSV, TensorBoard events) or its rollouts (JSONL, Parquet)"
 _EXPORT = "wandb.Api().run('entity/project/id').history(samples=100000).to_csv('run.csv')"
 _REFUSED = (  # first bytes, what it is, the fix
-    (b"\x80\x02", "is a pickle, which runs code when it is opened; dump rollouts as JSONL or a batch as .safetensors"),
-    (b"\x80\x03", "is a pickle, which runs code when it is opened; dump rollouts as JSONL or a batch as .safetensors"),
-    (b"\x80\x04", "is a pickle, which runs code when it is opened; dump rollouts as JSONL or a batch as .safetensors"),
-    (b"\x80\x05", "is a pickle, which runs code when it is opened; dump rollouts as JSONL or a batch as .safetensors"),
+    (
+        (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
+        "is a pickle, which runs code when it is opened; dump rollouts as JSONL or a batch as .safetensors",
+    ),
     (
         b"PK\x03\x04",
         "is a zip archive or a torch file, whose pickle runs code when it is opened; dump rollouts as JSONL",
@@ -77,10 +77,13 @@ def _read_text(path: Path, head: bytes) -> Evidence:
         first = next(line for _, line in lines_of(path) if line.strip())
     row = json_object(first)
     if row is None:  # a damaged first line, or a warning before the log began
-        objects = [one for line in lines if (one := json_object(line)) is not None]
+        objects = [found for line in lines if (found := json_object(line)) is not None]
         row = objects[0] if 2 * len(objects) > len(lines) else None
     if row is not None and not _is_document(row, path):
-        return _read_json_lines(path, row, gatherer)
+        if is_rollout(row):
+            return _read_rollouts(path)
+        gather_json_lines(path, gatherer)
+        return evidence_of(gatherer, path)
     if first.lstrip().startswith((b"{", b"[")) and not first.lstrip().startswith(b"{'"):
         document = row if row is not None else read_document(path)
         rows = document if isinstance(document, list) else []
@@ -107,14 +110,6 @@ def _has_one_line(path: Path) -> bool:
     with path.open("rb") as file:
         file.readline()
         return not file.read(HEAD).strip()
-
-
-def _read_json_lines(path: Path, first: Row, gatherer: Gatherer) -> Evidence:
-    if is_rollout(first):
-        return _read_rollouts(path)
-    for _, row in json_rows(path, gatherer.notes):
-        add_json_row(row, gatherer)
-    return evidence_of(gatherer, path)
 
 
 def _read_rollouts(path: Path) -> Evidence:
@@ -162,9 +157,7 @@ def _evidence_of_rollouts(path: Path, rows: list[Row], notes: list[str]) -> Evid
     for row in rows:
         by_step.setdefault(step_of(row), []).append(row)
     chosen = _looked_at(by_step)
-    batches: list[Batch] = []
-    for step in chosen:
-        batches.append(batch_of(by_step[step], step, path, notes))
+    batches = [batch_of(by_step[step], step, path, notes) for step in chosen]
     if len(by_step) > len(chosen):
         notes.append(f"{path.name} holds {len(by_step)} steps, of which {len(chosen)} are looked at")
     return Evidence(tuple(batches), notes=tuple(notes))

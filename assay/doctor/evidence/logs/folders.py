@@ -91,7 +91,7 @@ def _newest_state(path: Path, files: list[Path], notes: list[str]) -> Evidence |
             documents.append((file, read_document(file)))
         except LogError as error:
             notes.append(str(error))
-    by_step = sorted(documents, key=lambda one: (_global_step(one[1]), -len(one[0].parts)), reverse=True)
+    by_step = sorted(documents, key=lambda found: (_global_step(found[1]), -len(found[0].parts)), reverse=True)
     for file, document in by_step:
         gatherer = Gatherer()
         try:

@@ -12,7 +12,7 @@ import numpy as np
 from assay.doctor.evidence import Curves
 from assay.doctor.evidence.logs.names import ASSAY, OVERLONG, PLAIN, TRAINERS, WRAPPERS, Trainer
 from assay.doctor.evidence.logs.series import Log, LogError, is_finite
-from assay.verdict import shown
+from assay.machine.terminal import quote
 
 NAMED = 6  # columns that a note names; it counts the others
 NEGATIVE = -1e-5  # below, a KL is none of k2 and k3
@@ -101,7 +101,7 @@ def _first(
         if chosen is None and any(map(is_finite, series.values())):
             chosen, chosen_name = series, column
         elif chosen is not None and _contradicts(chosen, series):
-            notes.append(f"{metric} is taken from {shown(chosen_name)}; {shown(column)} says something else")
+            notes.append(f"{metric} is taken from {quote(chosen_name)}; {quote(column)} says something else")
     return chosen
 
 
@@ -150,7 +150,7 @@ def _note_not_finite(taken: Mapping[str, Series], log: Log, notes: list[str]) ->
         bad = [step for step, value in series.items() if not is_finite(value)]
         if bad:
             where = f", first at step {bad[0]:.0f}" if log.steps_are_stated else ""
-            notes.append(f"{shown(metric)} is NaN or infinite in {len(bad)} of {len(series)} steps{where}")
+            notes.append(f"{quote(metric)} is NaN or infinite in {len(bad)} of {len(series)} steps{where}")
 
 
 def _rows(taken: Mapping[str, Series], log: Log) -> list[dict[str, float | int | None]]:
@@ -224,4 +224,4 @@ def _evaluations(trainer: Trainer, log: Log, used: set[str], notes: list[str]) -
 
 def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(map(shown, names[:NAMED])) + more
+    return ", ".join(map(quote, names[:NAMED])) + more

@@ -1,49 +1,27 @@
-"""How far a long file is read, on stderr, once it takes more than a second."""
+"""How far a long file is read."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from assay.verdict import shown
+from assay.machine.terminal import ProgressLine, quote
 
-PATIENCE = 1.0  # seconds
 LINES = 2000  # between two looks at the clock
 
 
-class Progress:
-    """On a terminal one line that is renewed; elsewhere one line, once."""
-
+class FileProgress(ProgressLine):
     def __init__(self, path: Path, size: int) -> None:
-        self._name, self._size = shown(path.name), max(size, 1)
-        self._shown = time.monotonic()
-        self._lines = 0
-        self._said = False
+        super().__init__()
+        self._name, self._size = quote(path.name), max(size, 1)
 
     def at(self, done: int) -> None:
-        now = time.monotonic()
-        if now - self._shown < PATIENCE:
-            return
-        self._shown = now
-        text = f"reading {self._name}: {min(done / self._size, 1.0):.0%} of {self._size / 1e6:.0f} MB"
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{text}")
-        elif not self._said:
-            sys.stderr.write(f"{text}\n")
-        self._said = True
-        sys.stderr.flush()
-
-    def end(self) -> None:
-        if self._said and sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        self.show(f"reading {self._name}: {min(done / self._size, 1.0):.0%} of {self._size / 1e6:.0f} MB")
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
     """(offset, line without its end) of a file that is streamed; a byte order mark is left out."""
-    progress = Progress(path, path.stat().st_size)
+    progress = FileProgress(path, path.stat().st_size)
     done = 0
     try:
         with path.open("rb") as file:
@@ -53,4 +31,4 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
                 if number % LINES == 0 or len(line) > 1e5:
                     progress.at(done)
     finally:
-        progress.end()
+        progress.clear()

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from assay.doctor.evidence.logs.series import LogError, as_number
+from assay.machine.terminal import quote
 from assay.record.batch import Array, Batch, BatchError
-from assay.verdict import shown
 
 Row = Mapping[str, Any]
 
@@ -161,7 +161,7 @@ def _sum_of_parts(
     ]
     if related and min(related) > _EXPLAINED:
         return total_B
-    notes.append(f"{source}: the reward is not dumped, and the sum of {', '.join(map(shown, names[:4]))} is not it")
+    notes.append(f"{source}: the reward is not dumped, and the sum of {', '.join(map(quote, names[:4]))} is not it")
     return None
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from assay.doctor.evidence.logs.progress import lines_of
 from assay.doctor.evidence.logs.series import Gatherer, LogError, as_number
-from assay.verdict import shown
+from assay.machine.terminal import quote
 
-_LONG = ({"name", "tag", "metric", "key"}, "value")  # one number per line, under its name
+_NAMES = ("key", "metric", "name", "tag")  # of a log with one number per line, its "value"
 _NUMBER = r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|nan|inf|NaN|Infinity)"
 _PRINTED = re.compile(rf"'([^'\n]{{1,200}})': '?({_NUMBER})'?(?=[,}}])")  # {'loss': 0.5, 'reward': '0.25'}
 _VERL_LINE = re.compile(r"\bstep:(\d+) - ")
@@ -53,17 +53,13 @@ def json_object(line: bytes) -> dict[str, Any] | None:
 
 
 def gather_json_lines(path: Path, gatherer: Gatherer) -> None:
+    row: Mapping[str, Any]
     for _, row in json_rows(path, gatherer.notes):
-        add_json_row(row, gatherer)
-
-
-def add_json_row(row: Mapping[str, Any], gatherer: Gatherer) -> None:
-    names, value = _LONG
-    name = next((row[key] for key in sorted(names) if isinstance(row.get(key), str)), None)
-    if name is not None and value in row:
-        steps = {key: row[key] for key in row if key in ("step", "global_step", "_step")}
-        row = {**steps, name: row[value]}
-    gatherer.add_row(row)
+        name = next((row[key] for key in _NAMES if isinstance(row.get(key), str)), None)
+        if name is not None and "value" in row:
+            steps = {key: row[key] for key in row if key in ("step", "global_step", "_step")}
+            row = {**steps, name: row["value"]}
+        gatherer.add_row(row)
 
 
 def gather_csv(path: Path, gatherer: Gatherer) -> None:
@@ -87,7 +83,7 @@ def gather_csv(path: Path, gatherer: Gatherer) -> None:
     if short:
         gatherer.notes.append(f"{path.name}: {short} rows have another number of cells than the header")
     if run:
-        gatherer.notes.append(f"{path.name} is an export of W&B's; it is read as the run {shown(run)}")
+        gatherer.notes.append(f"{path.name} is an export of W&B's; it is read as the run {quote(run)}")
 
 
 def _cell(text: str, separator: str) -> str:
@@ -102,7 +98,7 @@ def _columns_of_one_run(names: Sequence[str], notes: list[str]) -> tuple[str, di
     if not runs:
         doubled = [name for name, count in Counter(names).items() if count > 1 and name]
         if doubled:
-            notes.append(f"the column {shown(doubled[0])} stands more than once; the last of them counts")
+            notes.append(f"the column {quote(doubled[0])} stands more than once; the last of them counts")
         return "", {at: name for at, name in enumerate(names) if name}
     columns = {}
     for at, name in enumerate(names):
@@ -112,7 +108,7 @@ def _columns_of_one_run(names: Sequence[str], notes: list[str]) -> tuple[str, di
         elif match["run"] == runs[0] and not name.endswith(("__MIN", "__MAX")):
             columns[at] = match["metric"]
     if len(runs) > 1:
-        others = ", ".join(map(shown, runs[1:4]))
+        others = ", ".join(map(quote, runs[1:4]))
         notes.append(
             f"the table holds {len(runs)} runs; the first is read, the others are not ({others}): export one at a time"
         )

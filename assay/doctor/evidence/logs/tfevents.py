@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from assay.doctor.evidence.logs.document import settings_of_arguments
-from assay.doctor.evidence.logs.progress import Progress
+from assay.doctor.evidence.logs.progress import FileProgress
 from assay.doctor.evidence.logs.series import Gatherer
 
 _HEAD, _TAIL = 12, 4
@@ -32,7 +32,7 @@ def is_tfevents(head: bytes) -> bool:
 def gather_tfevents(path: Path, gatherer: Gatherer) -> None:
     """Adds every scalar. A cut-off end, as of a run that goes on, is left out and noted."""
     size = path.stat().st_size
-    progress = Progress(path, size)
+    progress = FileProgress(path, size)
     gatherer.state_steps()
     done = 0
     with path.open("rb") as file:
@@ -51,7 +51,7 @@ def gather_tfevents(path: Path, gatherer: Gatherer) -> None:
                 _add_event(data, gatherer)
             except (IndexError, ValueError, struct.error):
                 gatherer.notes.append(f"{path.name} holds a damaged event before byte {done}; it is left out")
-    progress.end()
+    progress.clear()
 
 
 def _add_event(data: bytes, gatherer: Gatherer) -> None:

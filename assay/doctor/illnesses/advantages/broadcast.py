@@ -1,7 +1,7 @@
 """
 ## What it checks
 The shapes of what is multiplied, added or subtracted between rewards and the loss, as far as the text proves them: one
-number a row is [B], log-probs of tokens are [B, T], sums over tokens are [B] or [B, 1].
+number per row is [B], log-probs of tokens are [B, T], sums over tokens are [B] or [B, 1].
 
 ## Why it hurts
 PyTorch stretches shapes that do not match. [B] times [B, 1] is [B, B]: every row is weighed by the advantage of every
@@ -20,8 +20,8 @@ where B happens to be T, and then weighs tokens by the advantages of rows.
     token_loss = -ratio * advantages[:, None]
 
 ## When it is wrong
-Where the text leaves a shape open nothing is said. A table of all rows against all rows that is meant (a contrastive
-loss) is not part of a policy's loss.
+Where the text leaves a shape open, nothing is reported. A table of all rows against all rows that is meant (a
+contrastive loss) is not part of a policy's loss.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.examples.scripts import changed
 from assay.programs.facts.advantages.shapes import Shape, Shapes, enlarged
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -39,7 +39,7 @@ from assay.programs.run.origins import CHOSEN, above
 from assay.programs.run.sight import sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy, likely
 
 BACKWARDS = 8  # of a run that are looked at: later ones come from the same lines
 ARITHMETIC = frozenset("add sub mul div pow minimum maximum min max where mse_loss".split())
@@ -56,17 +56,16 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 continue
             seen.add(id(value))
             left, right = shapes.of(value.input), shapes.of(value.argument("other"))
-            if not left or not right or left.count("B") > 1 or right.count("B") > 1:  # told where it began
+            if not left or not right or left.count("B") > 1 or right.count("B") > 1:  # reported where it began
                 continue
-            told = enlarged(left, right)
-            if told and any(_is_measured(side) for side in value.inputs):
+            fault = enlarged(left, right)
+            if fault and any(_is_measured(side) for side in value.inputs):
                 continue  # the script asks how many dimensions it has
-            if not told:
+            if not fault:
                 yield healthy("the shapes fit", places=(value.place,))
                 continue
-            yield finding(
-                f"`{value.place.text}` puts {_shown(left)} against {_shown(right)}: {told}",
-                confidence=Confidence.LIKELY,
+            yield likely(
+                f"`{value.place.text}` puts {_shown(left)} against {_shown(right)}: {fault}",
                 places=(value.place,),
                 why=tuple(_why(value, name, shapes) for name in ("input", "other")),
             )
@@ -120,29 +119,19 @@ def _crossed(value: Value, rows: set[int]) -> tuple[list[tuple[int, ...]], int]:
     return [*shapes, seen.shape], max(grown[0] & grown[1] & rows, default=0)
 
 
-ILLNESS = Illness(
+WELL = changed("rewards_of(ids[:, start:])", "torch.tensor([rewards_of(answer) for answer in ids[:, start:]])")
+
+ILLNESS = illness(
+    __name__,
     code="ADV08",
-    name="broadcast",
     severity=Severity.FATAL,
     summary="mismatched shapes are broadcast: rows are weighted by the advantages of other rows",
     fix="Bring both sides to one shape: [B, 1] against tokens (unsqueeze(1)), [B] against sums over tokens.",
-    explanation=__doc__,
     symptoms=(
         "loss has shape [B, B]",
         "broadcasting error without exception",
         "advantage shape mismatch",
     ),
-    run=check_run,
-    source=check_source,
-    scripts=Scripts(
-        changed("advantages = advantages.view(-1, 1)\n", "advantages = advantages.view(-1, 1).unsqueeze(-1)\n").replace(
-            "rewards = rewards_of(ids[:, start:])",
-            "rewards = torch.tensor([rewards_of(one) for one in ids[:, start:]])",
-        ),
-        GRPO.replace(
-            "rewards = rewards_of(ids[:, start:])",
-            "rewards = torch.tensor([rewards_of(one) for one in ids[:, start:]])",
-        ),
-    ),
+    scripts=Scripts(WELL.replace("advantages.view(-1, 1)\n", "advantages.view(-1, 1).unsqueeze(-1)\n"), WELL),
     explains=frozenset({"ADV05", "LOSS03", "MASK04"}),
 )

@@ -34,12 +34,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.rewards import EXAMPLES, TOLERANCE, by_problem, reward_groups
 from assay.doctor.recompute.advantages import (
     centring,
     groups_of,
@@ -49,7 +50,6 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
-from assay.doctor.reward_scores import EXAMPLES, TOLERANCE, by_problem, reward_groups
 from assay.programs.facts.advantages.advantages import Scaling, is_advantage, is_guarded, is_small, plain, scalings
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -59,16 +59,16 @@ from assay.verdict import (
     Confidence,
     Edit,
     Fact,
-    Missing,
     Severity,
     Verdict,
     finding,
     healthy,
+    likely,
     not_applicable,
     not_enough_data,
 )
 
-EQUAL = 1e-6  # relative spread of rewards that are the same number but for float32 rounding
+EQUAL = 1e-6  # relative spread of rewards that are the same number except for float32 rounding
 VISIBLE = 0.1  # an advantage of this size moves the policy; equal rewards leave at most a rounding error of 0
 BLOWN_UP = 10.0  # times the bound: where groups are not centred, a wrong baseline alone may exceed it a little
 SLACK = 1.01  # over the bound: bfloat16 rounds by half a percent
@@ -88,14 +88,63 @@ def check_batch(batch: Batch) -> Verdict:
     assert advantages_B is not None
     groups = groups_of(batch)
     if not np.isfinite(advantages_B).any():
-        raise Missing("a finite advantage")
+        return not_enough_data("a finite advantage")
     if all(len(rows) == 1 for rows in groups):
         return _groups_of_one(batch, advantages_B)
-    for verdict in (_equal_rewards(batch, advantages_B, groups), _beyond_the_bound(batch, advantages_B, groups)):
-        if verdict is not None:
-            return verdict
+    if verdict := _equal_rewards(batch, advantages_B, groups) or _beyond_the_bound(batch, advantages_B, groups):
+        return verdict
     largest = float(np.nanmax(np.abs(advantages_B)))
     return healthy("the advantages are finite and of a size that a std allows", Fact("largest |A|", largest))
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    for scaling in scalings(program):
+        if not is_advantage(program, scaling.value) or scaling.is_variance:
+            continue
+        single = _single(scaling)
+        if single is not None:
+            yield likely(
+                f"{scaling.spread.shown} is the std of groups of one completion: it is NaN, or 0 if it is biased",
+                places=(scaling.value.place, single.place),
+                why=_why(scaling),
+            )
+        elif scaling.epsilon is None and not is_guarded(program, scaling):
+            yield finding(
+                f"{scaling.value.place.text} divides by {scaling.spread.shown} with nothing that keeps it from 0"
+                f"{_misplaced(scaling)}: a group of equal rewards gives NaN",
+                confidence=Confidence.POSSIBLE if _is_whitening(program, scaling) else Confidence.LIKELY,
+                places=(scaling.value.place,),
+                why=_why(scaling),
+                edit=_edit(scaling),
+            )
+        else:
+            yield healthy("the divisor of the advantages is kept from 0", places=(scaling.value.place,))
+
+
+def check_reward(trial: RewardTrial) -> Verdict:
+    groups, origin = reward_groups(trial)
+    if not groups:
+        return not_enough_data("no group with two scored answers")
+    tiny = [std for std in map(statistics.stdev, groups) if TOLERANCE < std < SMALLEST_STD]
+    message = f"{len(tiny)} of {len(groups)} groups of {origin} have a std between 0 and {SMALLEST_STD:g}"
+    if len(tiny) > FEW * len(groups):
+        confidence = Confidence.LIKELY if trial.groups else Confidence.PROVEN
+        return finding(message, confidence=confidence, fix=_ROUND, examples=(f"smallest std {min(tiny):.2g}",))
+    for problem, scores in by_problem(trial.of(Role.WRONG, Role.EMPTY, Role.NONSENSE)).items():
+        rewards, lengths = [score.reward or 0.0 for score in scores], [len(score.probe.text) for score in scores]
+        spread = max(rewards) - min(rewards)
+        if len(rewards) < 3 or not TOLERANCE < spread < SMALLEST_STD:
+            continue
+        if max(lengths) > min(lengths) and abs(statistics.correlation(lengths, rewards)) >= LENGTH_EXPLAINS:
+            continue
+        return finding(
+            f"answers that are all wrong get rewards that differ, by {spread:.2g} only",
+            confidence=Confidence.POSSIBLE,
+            fix=f"In a group without a right answer, as in problem {problem + 1}, this is all there is to learn. "
+            f"{_ROUND}",
+            examples=tuple(map(str, scores[:EXAMPLES])),
+        )
+    return healthy(message)
 
 
 def _not_finite(batch: Batch) -> Verdict | None:
@@ -122,7 +171,7 @@ def _groups_of_one(batch: Batch, advantages_B: Array) -> Verdict:
         return not_applicable("groups of one row, whose advantages come from another baseline")
     return finding(
         f"all of {len(advantages_B)} groups have one completion: there is nobody to compare it with",
-        Fact("completions a group", 1, 2, batch.step),
+        Fact("completions per group", 1, 2, batch.step),
         # a part of a batch may hold one row of each group
         confidence=Confidence.PROVEN if stated else Confidence.POSSIBLE,
         severity=Severity.FATAL if stated else Severity.HARMFUL,
@@ -164,7 +213,7 @@ def _beyond_the_bound(batch: Batch, advantages_B: Array, groups: list[Array]) ->
     rewards_B = batch.get("rewards")
     is_centred = not centring(batch).is_off_P.any()
     if rewards_B is None and not is_centred:
-        return None  # another formula, and no rewards to tell which
+        return None  # another formula, and no rewards that show which
     worst: tuple[float, float, int, float] = (1.0, 0.0, 0, 0.0)
     some_within = rewards_B is None
     for rows in groups:
@@ -189,31 +238,6 @@ def _beyond_the_bound(batch: Batch, advantages_B: Array, groups: list[Array]) ->
     )
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    for scaling in scalings(program):
-        if not is_advantage(program, scaling.value) or scaling.is_variance:
-            continue
-        single = _single(scaling)
-        if single is not None:
-            yield finding(
-                f"{scaling.spread.shown} is the std of groups of one completion: it is NaN, or 0 if it is biased",
-                confidence=Confidence.LIKELY,
-                places=(scaling.value.place, single.place),
-                why=_why(scaling),
-            )
-        elif scaling.epsilon is None and not is_guarded(program, scaling):
-            yield finding(
-                f"{scaling.value.place.text} divides by {scaling.spread.shown} with nothing that keeps it from 0"
-                f"{_misplaced(scaling)}: a group of equal rewards gives NaN",
-                confidence=Confidence.POSSIBLE if _is_whitening(program, scaling) else Confidence.LIKELY,
-                places=(scaling.value.place,),
-                why=_why(scaling),
-                edit=_edit(scaling),
-            )
-        else:
-            yield healthy("the divisor of the advantages is kept from 0", places=(scaling.value.place,))
-
-
 def _is_whitening(program: Program, scaling: Scaling) -> bool:
     """One std of all advantages of a batch, in an environment with rewards at each step: it is hardly ever 0."""
     if program.of("generate", "multinomial"):
@@ -224,14 +248,15 @@ def _is_whitening(program: Program, scaling: Scaling) -> bool:
 
 def _misplaced(scaling: Scaling) -> str:
     """Where an epsilon stands that does not help."""
-    for user in scaling.value.users:
-        if user.op == "add" and any(is_small(one) for one in user.inputs):
-            return " (the epsilon is added to the quotient)"
-    top = plain(scaling.numerator)
-    if top.op == "add" and any(is_small(one) for one in top.inputs):
+
+    def has_epsilon(value: Value) -> bool:
+        return value.op == "add" and any(map(is_small, value.inputs))
+
+    if any(map(has_epsilon, scaling.value.users)):
+        return " (the epsilon is added to the quotient)"
+    if has_epsilon(plain(scaling.numerator)):
         return " (the epsilon is added to the numerator)"
-    inner = plain(scaling.spread.input) if scaling.spread.input is not None else scaling.spread
-    if inner.op == "add" and any(is_small(one) for one in inner.inputs):
+    if scaling.spread.input is not None and has_epsilon(plain(scaling.spread.input)):
         return " (the epsilon is added to the rewards, which does not change their std)"
     return ""
 
@@ -241,7 +266,7 @@ def _single(scaling: Scaling) -> Value | None:
     shaped = peel(scaling.spread.input, ("cast", "clone", "detach"))
     if shaped is None or shaped.op not in ("view", "reshape") or scaling.spread.setting("dim") not in (1, -1):
         return None
-    sizes = [one for name, one in shaped.arguments.items() if name.isdigit()]
+    sizes = [size for name, size in shaped.arguments.items() if name.isdigit()]
     last = sizes[-1] if sizes else None
     return last if last is not None and last.constant == 1 and len(sizes) > 1 else None
 
@@ -258,66 +283,29 @@ def _edit(scaling: Scaling) -> Edit | None:
     return None if place is None or scaling.value.op != "div" else Edit(place, f"({place.text} + 1e-4)")
 
 
-def check_reward(trial: RewardTrial) -> Verdict:
-    groups, origin = reward_groups(trial)
-    if not groups:
-        return not_enough_data("no group with two scored answers")
-    tiny = [std for std in map(statistics.stdev, groups) if TOLERANCE < std < SMALLEST_STD]
-    message = f"{len(tiny)} of {len(groups)} groups of {origin} have a std between 0 and {SMALLEST_STD:g}"
-    if len(tiny) > FEW * len(groups):
-        confidence = Confidence.LIKELY if trial.groups else Confidence.PROVEN
-        return finding(message, confidence=confidence, fix=_ROUND, examples=(f"smallest std {min(tiny):.2g}",))
-    for problem, scores in by_problem(trial.of(Role.WRONG, Role.EMPTY, Role.NONSENSE)).items():
-        rewards, lengths = [score.reward or 0.0 for score in scores], [len(score.probe.text) for score in scores]
-        spread = max(rewards) - min(rewards)
-        if len(rewards) < 3 or not TOLERANCE < spread < SMALLEST_STD:
-            continue
-        if max(lengths) > min(lengths) and abs(statistics.correlation(lengths, rewards)) >= LENGTH_EXPLAINS:
-            continue
-        return finding(
-            f"answers that are all wrong get rewards that differ, by {spread:.2g} only",
-            confidence=Confidence.POSSIBLE,
-            fix=f"In a group without a right answer, as in problem {problem + 1}, this is all there is to learn. "
-            f"{_ROUND}",
-            examples=tuple(map(str, scores[:EXAMPLES])),
-        )
-    return healthy(message)
-
-
-def sick() -> Evidence:
+def _example(*, residue: float, difference: float) -> Evidence:
+    """Advantages of +-`residue` for four equal rewards, and a reward whose answers differ by `difference`."""
     batch = healthy_batch()
     advantages_B = batch.arrays["advantages"].copy()
-    advantages_B[4:8] = (0.8, -0.8, 0.8, -0.8)  # of four equal rewards
-    trial = reward_evidence(groups=((0.0, 0.02),) * 4).reward
+    advantages_B[4:8] = (residue, -residue, residue, -residue)
+    trial = reward_evidence(groups=((0.0, difference),) * 4).reward
     return Evidence((consistent(batch, advantages=advantages_B),), reward=trial)
 
 
-def well() -> Evidence:
-    batch = healthy_batch()
-    advantages_B = batch.arrays["advantages"].copy()
-    advantages_B[4:8] = (1e-4, -1e-4, 1e-4, -1e-4)
-    trial = reward_evidence(groups=((0.0, 0.03),) * 4).reward
-    return Evidence((consistent(batch, advantages=advantages_B),), reward=trial)
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV04",
-    name="degenerate_std",
     severity=Severity.HARMFUL,
     summary="advantages are divided by a std that is 0, a rounding residue, or of one completion",
     fix="Use groups of two or more, an epsilon far above rounding (1e-4), and advantage 0 where all rewards are equal.",
-    explanation=__doc__,
     symptoms=(
         "advantages are huge",
         "division by zero std",
         "advantage nan when all rewards are equal",
         "std is 0",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    reward=check_reward,
-    source=check_source,
+    sick=lambda: _example(residue=0.8, difference=0.02),
+    well=lambda: _example(residue=1e-4, difference=0.03),
     scripts=Scripts(changed(" + 1e-4)", ")"), GRPO),
     explains=frozenset({"ADV05", "MET05", "NUM03", "RAT07", "LOSS05"}),
 )

@@ -27,19 +27,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.doctor.recompute.advantages import STATED, has_whole_groups, nearest_advantages, other_kind, row_advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import is_known_whole
 from assay.programs.facts.advantages.advantages import Scaling, is_advantage, level_of, plain, scalings, uncentred
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable
 
 SELF_EVIDENT = ("parentheses", "variance", "sign flipped", "first rollout", "too late", "repeat")  # nobody means these
-
 COARSE = 0.05  # relative: a tolerance beyond it fits too much
 
 
@@ -90,6 +89,25 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    yield from _not_left_out(program)
+    yield from _added(program)
+    for scaling in scalings(program):
+        if not is_advantage(program, scaling.value):
+            continue
+        fault = _fault(scaling)
+        if fault:
+            yield likely(
+                f"{scaling.value.place.text}: {fault}",
+                places=(scaling.value.place,),
+                why=(f"line {scaling.spread.place.line}: {scaling.spread.shown} is the spread of the divided numbers",),
+            )
+        else:
+            yield healthy(
+                "the rewards are divided by their std after the mean was subtracted", places=(scaling.value.place,)
+            )
+
+
 def _of_tokens(batch: Batch) -> Verdict | None:
     """Advantages that differ within a row although the settings say that rewards do not come step by step."""
     if batch.settings.get("process_rewards") is not False or row_advantages(batch) is not None:
@@ -110,26 +128,6 @@ def _of_tokens(batch: Batch) -> Verdict | None:
     )
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    yield from _not_left_out(program)
-    yield from _added(program)
-    for scaling in scalings(program):
-        if not is_advantage(program, scaling.value):
-            continue
-        told = _wrong(scaling)
-        if told:
-            yield finding(
-                f"{scaling.value.place.text}: {told}",
-                confidence=Confidence.LIKELY,
-                places=(scaling.value.place,),
-                why=(f"line {scaling.spread.place.line}: {scaling.spread.shown} is the spread of the divided numbers",),
-            )
-        else:
-            yield healthy(
-                "the rewards are divided by their std after the mean was subtracted", places=(scaling.value.place,)
-            )
-
-
 def _not_left_out(program: Program) -> Iterator[Verdict]:
     """rewards - rewards.sum() / (n - 1): a mean of the others that has the own reward in it."""
     for value in program.of("sub"):
@@ -145,10 +143,9 @@ def _not_left_out(program: Program) -> Iterator[Verdict]:
             continue
         base = plain(value.input)
         if total.op == "sum" and total.input is not None and plain(total.input) is base:
-            yield finding(
-                f"`{mean.place.text}` sums all rewards, the own one too, and divides by one less: it is no mean of the "
-                "others, nor of all",
-                confidence=Confidence.LIKELY,
+            yield likely(
+                f"`{mean.place.text}` sums all rewards, the own one too, and divides by one less: it is neither the "
+                "mean of the others nor of all",
                 places=(mean.place,),
                 why=(f"line {value.place.line}: it is subtracted from {base.shown}, which is summed in it",),
                 fix="Subtract the own reward from the sum: (rewards.sum() - rewards) / (n - 1).",
@@ -160,22 +157,21 @@ def _not_left_out(program: Program) -> Iterator[Verdict]:
 def _added(program: Program) -> Iterator[Verdict]:
     """rewards + rewards.mean(): the sign of the baseline."""
     for value in program.of("add"):
-        sides = [one for one in (value.input, value.argument("other")) if one is not None and one.op != "mul"]
+        sides = [side for side in (value.input, value.argument("other")) if side is not None and side.op != "mul"]
         if len(sides) != 2:
             continue
         for number, mean in (sides, sides[::-1]):
             base = plain(number)
-            if base.op == "mul" or not any(one is base for one in level_of(mean)) or not is_advantage(program, value):
+            if base.op == "mul" or base not in level_of(mean) or not is_advantage(program, value):
                 continue
-            yield finding(
+            yield likely(
                 f"{value.place.text} adds the mean of {base.shown} to it: a baseline is subtracted",
-                confidence=Confidence.LIKELY,
                 places=(value.place,),
                 why=(f"line {mean.place.line}: {mean.shown} is the mean of {base.shown}",),
             )
 
 
-def _wrong(scaling: Scaling) -> str:
+def _fault(scaling: Scaling) -> str:
     if scaling.is_variance:
         return "it divides by the variance, not by the std"
     if level_of(scaling.numerator):
@@ -186,40 +182,31 @@ def _wrong(scaling: Scaling) -> str:
     if level is None:
         for user in scaling.value.users:
             other = user.argument("other")
-            if user.op == "sub" and other is not None and any(one is scaling.base for one in level_of(other)):
+            if user.op == "sub" and other is not None and scaling.base in level_of(other):
                 return "the mean is subtracted after the division, in the units of the rewards"
     return ""
 
 
 def sick() -> Evidence:
+    """Without the parentheses around rewards - mean."""
     batch = healthy_batch()
     rewards_PG = batch.arrays["rewards"].reshape(4, 4)
     mean_P1, std_P1 = rewards_PG.mean(axis=1)[:, None], rewards_PG.std(axis=1, ddof=1)[:, None]
     return of_batch(consistent(batch, advantages=(rewards_PG - mean_P1 / (std_P1 + 1e-4)).ravel()))
 
 
-def well() -> Evidence:
-    batch = healthy_batch()
-    rewards_PG = batch.arrays["rewards"].reshape(4, 4)
-    mean_P1, std_P1 = rewards_PG.mean(axis=1)[:, None], rewards_PG.std(axis=1, ddof=1)[:, None]
-    return of_batch(consistent(batch, advantages=((rewards_PG - mean_P1) / (std_P1 + 1e-4)).ravel()))
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV05",
-    name="formula",
     severity=Severity.HARMFUL,
     summary="the advantages are not computed as the config says",
     fix="Compute advantages as (reward - group mean) / (group std + epsilon), in one place that reads the options.",
-    explanation=__doc__,
     symptoms=(
         "advantages do not match the formula",
         "advantages differ from the config",
     ),
     sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    well=lambda: of_batch(healthy_batch()),
     scripts=Scripts(
         changed("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards - rewards.mean(dim=1, keepdim=True) /"),
         GRPO,

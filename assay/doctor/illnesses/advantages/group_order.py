@@ -30,10 +30,11 @@ from dataclasses import replace as replaced
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples import GROUPS, SIZE, B, edited, healthy_batch, of_batch, scored_behind
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.repeats import values_by_key
 from assay.programs.facts.advantages.advantages import weighs_policy
 from assay.programs.facts.advantages.groups import (
     Expansion,
@@ -47,34 +48,65 @@ from assay.programs.facts.advantages.groups import (
 )
 from assay.programs.program import Program
 from assay.programs.walk import peel
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_enough_data
 
 
 def check_batch(batch: Batch) -> Verdict:
     (groups_B,) = batch.need("group_ids")
     prompts, by_name = _prompts(batch)
-    members: dict[int, list[int]] = {}
-    for row, group in enumerate(groups_B.tolist()):
-        members.setdefault(group, []).append(row)
+    groups = groups_B.tolist()
+    members = values_by_key(groups, range(len(groups)))
     if not any(len(rows) > 1 for rows in members.values()):
         return not_enough_data("a group of two rows")
-    mixed = {group: rows for group, rows in members.items() if len({prompts[row] for row in rows}) > 1}
+    mixed = [rows for rows in members.values() if len({prompts[row] for row in rows}) > 1]
     fact = Fact("groups with rows of several prompts", len(mixed), 0, batch.step)
     if not mixed:
         return healthy("the rows of each group answer one prompt", fact)
-    homes: dict[Hashable, set[int]] = {}
-    for row, group in enumerate(groups_B.tolist()):
-        homes.setdefault(prompts[row], set()).add(group)
-    torn = sum(len(groups) > 1 for groups in homes.values())
-    first = next(iter(mixed.values()))
+    torn = sum(len(set(homes)) > 1 for homes in values_by_key(prompts, groups).values())
+    first = mixed[0]
     stranger = next(row for row in first if prompts[row] != prompts[first[0]])
     return finding(
-        f"{len(mixed)} of {len(members)} groups hold answers to different prompts{_order(prompts, groups_B.tolist())}: "
+        f"{len(mixed)} of {len(members)} groups hold answers to different prompts{_order(prompts, len(members))}: "
         f"rows {first[0]} and {stranger} are compared with each other",
         replaced(fact, row=stranger),
         Fact("prompts whose rows stand in several groups", torn, 0, batch.step),
         confidence=Confidence.PROVEN if by_name or torn else Confidence.LIKELY,
     )
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    made = list(expansions(program))
+    single = {
+        expansion.place for expansion in made if not is_of_several(expansion)
+    }  # of a function seen with one prompt
+    made = [expansion for expansion in made if expansion.place not in single or not is_of_several(expansion)]
+    for grouping in groupings(program):
+        if not weighs_policy(program, grouping.value):
+            continue
+        by_count = [repeat for repeat in made if same_size(repeat.size, grouping.count)]
+        if by_count and grouping.size.constant == -1:
+            place, text = by_count[0].place, by_count[0].value.place.text
+            yield likely(
+                f"{grouping.value.place.text} makes as many groups as a prompt has answers, not groups of that size",
+                places=(grouping.value.place, place),
+                why=(f"line {place.line}: {text} answers each prompt several times",),
+            )
+            continue
+        fitting = [repeat for repeat in made if same_size(repeat.size, grouping.size) and _is_ordered(repeat, grouping)]
+        contrary = [repeat for repeat in fitting if _keeps_together(repeat) != grouping.consecutive]
+        if contrary and len(contrary) == len(fitting):
+            how = "in place (p p q q)" if _keeps_together(contrary[0]) else "as a whole (p q p q)"
+            cut = "every n-th row" if not grouping.consecutive else "neighbouring rows"
+            yield likely(
+                f"{contrary[0].value.place.text} repeats prompts {how}, but {grouping.value.place.text} groups "
+                f"{cut}: a group holds answers to different prompts",
+                places=(contrary[0].place, grouping.value.place),
+                why=(f"line {grouping.value.place.line}: its mean is what the rewards are compared with",),
+            )
+        elif fitting:
+            yield healthy("rows of one prompt stand together where they are grouped", places=(grouping.value.place,))
+    yield from _numbered(program, made)
+    yield from _spread(program)
 
 
 def _prompts(batch: Batch) -> tuple[Sequence[Hashable], bool]:
@@ -92,50 +124,10 @@ def _prompts(batch: Batch) -> tuple[Sequence[Hashable], bool]:
     return texts, False
 
 
-def _order(prompts: Sequence[Hashable], groups: Sequence[int]) -> str:
+def _order(prompts: Sequence[Hashable], groups: int) -> str:
     """Names the usual cause where it fits: whole groups would come out if row i belonged to group i modulo P."""
-    count = len(set(groups))
-    by_turns: dict[int, set[Hashable]] = {}
-    for row, prompt in enumerate(prompts):
-        by_turns.setdefault(row % count, set()).add(prompt)
-    fits = len(prompts) > count and all(len(together) == 1 for together in by_turns.values())
+    fits = len(prompts) > groups and all(len(set(prompts[first::groups])) == 1 for first in range(groups))
     return " (prompts come by turns, groups are cut in a row: repeat for repeat_interleave)" if fits else ""
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    made = list(expansions(program))
-    single = {one.place for one in made if not is_of_several(one)}  # a function that is seen with one prompt
-    made = [one for one in made if one.place not in single or not is_of_several(one)]
-    for grouping in groupings(program):
-        if not weighs_policy(program, grouping.value):
-            continue
-        by_count = [one for one in made if same_size(one.size, grouping.count) and grouping.size.constant == -1]
-        if by_count:
-            yield finding(
-                f"{grouping.value.place.text} makes as many groups as a prompt has answers, not groups of that size",
-                confidence=Confidence.LIKELY,
-                places=(grouping.value.place, by_count[0].place),
-                why=(
-                    f"line {by_count[0].place.line}: {by_count[0].value.place.text} answers each prompt several times",
-                ),
-            )
-            continue
-        fitting = [one for one in made if same_size(one.size, grouping.size) and _is_ordered(one, grouping)]
-        contrary = [one for one in fitting if _keeps_together(one) != grouping.consecutive]
-        if contrary and len(contrary) == len(fitting):
-            how = "in place (p p q q)" if _keeps_together(contrary[0]) else "as a whole (p q p q)"
-            cut = "every n-th row" if not grouping.consecutive else "neighbouring rows"
-            yield finding(
-                f"{contrary[0].value.place.text} repeats prompts {how}, but {grouping.value.place.text} groups "
-                f"{cut}: a group holds answers to different prompts",
-                confidence=Confidence.LIKELY,
-                places=(contrary[0].place, grouping.value.place),
-                why=(f"line {grouping.value.place.line}: its mean is what the rewards are compared with",),
-            )
-        elif fitting:
-            yield healthy("rows of one prompt stand together where they are grouped", places=(grouping.value.place,))
-    yield from _numbered(program, made)
-    yield from _spread(program)
 
 
 def _numbered(program: Program, made: list[Expansion]) -> Iterator[Verdict]:
@@ -144,12 +136,12 @@ def _numbered(program: Program, made: list[Expansion]) -> Iterator[Verdict]:
         counted = peel(value.input, ("cast", "moved", "clone"))
         if counted is None or counted.op != "arange" or not weighs_policy(program, value):
             continue
-        fitting = [one for one in made if same_size(one.size, value.argument("other")) and is_of_several(one)]
-        if fitting and not any(one.interleaved for one in fitting):
-            yield finding(
+        size = value.argument("other")
+        fitting = [repeat for repeat in made if same_size(repeat.size, size) and is_of_several(repeat)]
+        if fitting and not any(repeat.interleaved for repeat in fitting):
+            yield likely(
                 f"{fitting[0].value.place.text} repeats prompts as a whole (p q p q), but {value.place.text} numbers "
                 "neighbouring rows as one group: a group holds answers to different prompts",
-                confidence=Confidence.LIKELY,
                 places=(fitting[0].place, value.place),
                 why=(f"line {value.place.line}: rewards are compared by this number",),
             )
@@ -171,68 +163,48 @@ def _spread(program: Program) -> Iterator[Verdict]:
         inner = value.input
         if inner is None or not weighs_policy(program, value):
             continue
-        sizes = [one for name, one in value.arguments.items() if name.isdigit()]
+        sizes = [size for name, size in value.arguments.items() if name.isdigit()]
         shaped = inner.input if inner.op in ("mean", "std") else None
         if shaped is None or not is_shaped(shaped) or len(sizes) != 1 or inner.setting("keepdim", False) is True:
             continue
         group = shape_of(shaped)
         if len(group) == 2 and group[0].constant == -1 and same_size(group[1], sizes[0]):
-            yield finding(
+            yield likely(
                 f"{value.place.text} repeats the statistics of groups as a whole (p q p q), but the rows of a group "
                 f"stand together (p p q q)",
-                confidence=Confidence.LIKELY,
                 places=(value.place, shaped.place),
                 why=(f"line {shaped.place.line}: {shaped.place.text} makes groups of neighbouring rows",),
                 fix="Use repeat_interleave, which repeats each number in place.",
             )
 
 
-def sick() -> Evidence:
-    return Evidence((_prompts_by_turns(healthy_batch()),))
-
-
-def well() -> Evidence:
-    return Evidence((healthy_batch(),))
-
-
-def _prompts_by_turns(batch: Batch) -> Batch:
+def _prompts_by_turns() -> Evidence:
     """The same rows and groups, with the prompts in the order p0 p1 p2 p3 p0 p1 .."""
-    groups_B = batch.arrays["group_ids"]
-    rows, count = len(groups_B), len(np.unique(groups_B))
-    size = max(rows // count, 1)
-    source_B = (np.arange(rows) % count) * size % rows
-    changes = {name: batch.arrays[name][source_B] for name in ("prompt_tokens", "prompt_mask") if name in batch.arrays}
-    if "input_ids" in batch.arrays and changes:
-        width = changes["prompt_tokens"].shape[1]
-        attention_BS = batch.arrays["attention_mask"].copy()
-        ids_BS = batch.arrays["input_ids"].copy()
-        attention_BS[:, :width], ids_BS[:, :width] = changes["prompt_mask"], changes["prompt_tokens"]
-        positions_BS = np.maximum(attention_BS.cumsum(axis=1) - 1, 0)
-        changes |= {"input_ids": ids_BS, "attention_mask": attention_BS, "position_ids": positions_BS}
+    batch = healthy_batch()
+    source_B = np.arange(B) % GROUPS * SIZE
+    prompts_BP, mask_BP = (batch.arrays[name][source_B] for name in ("prompt_tokens", "prompt_mask"))
+    moved = edited(batch, prompt_tokens=prompts_BP, prompt_mask=mask_BP, **scored_behind(batch, prompts_BP, mask_BP))
     texts = {
         name: [column[source] for source in source_B.tolist()] if name.startswith("prompt") else column
         for name, column in batch.texts.items()
     }
-    return replaced(edited(batch, **changes), texts=texts)
+    return of_batch(replaced(moved, texts=texts))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV02",
-    name="group_order",
     severity=Severity.FATAL,
     summary="rows of one group answer different prompts",
     fix="Repeat each prompt in place (repeat_interleave, not repeat), or group rows by the id of their prompt.",
-    explanation=__doc__,
     symptoms=(
         "groups are mixed, different prompts in one group",
         "group order is wrong",
         "repeat instead of repeat_interleave",
         "same prompt does not have the same id",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=_prompts_by_turns,
+    well=lambda: of_batch(healthy_batch()),
     scripts=Scripts(changed("prompts_of(step).repeat_interleave(8, dim=0)", "prompts_of(step).repeat(8, 1)"), GRPO),
     explains=frozenset({"ADV01", "ADV05", "ALGN10"}),
 )

@@ -25,14 +25,13 @@ possible. A batch that holds parts of groups has other means than the whole; it 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
-import numpy as np
-
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.doctor.recompute.advantages import centring, has_whole_groups, nearest_advantages, other_kind
 from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.advantages.advantages import Centring, centrings, is_advantage, is_centred_before, is_mean
@@ -42,7 +41,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
 from assay.programs.walk import ancestors, peel
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -50,14 +49,7 @@ def check_batch(batch: Batch) -> Verdict:
     if reason := other_kind(batch):
         return not_applicable(reason)
     found = centring(batch)
-    worst = int(np.argmax(np.abs(found.mean_P)))
-    fact = Fact(
-        "largest mean advantage of a group",
-        float(found.mean_P[worst]),
-        found.limit,
-        batch.step,
-        int(found.rows_P[worst][0]),
-    )
+    fact = replace(found.worst, step=batch.step)
     if not found.is_off_P.any():
         return healthy(f"the advantages of each of {len(found.mean_P)} groups add up to 0", fact)
     if not has_whole_groups(batch):
@@ -68,12 +60,33 @@ def check_batch(batch: Batch) -> Verdict:
     proven = stated and _is_of_the_whole_batch(batch)  # advantages that are clipped or weighed are off-centre too
     return finding(
         f"the mean advantage is {found.batch_mean:.2g} over the batch, but {found.is_off_P.sum()} of "
-        f"{len(found.mean_P)} groups have means of up to {abs(found.mean_P[worst]):.2g}: completions are compared "
+        f"{len(found.mean_P)} groups have means of up to {abs(found.mean_P).max():.2g}: completions are compared "
         "across prompts",
         fact,
         Fact("mean advantage of the batch", found.batch_mean),
         confidence=Confidence.PROVEN if proven else Confidence.POSSIBLE,
     )
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    spread = [expansion for expansion in expansions(program) if is_of_several(expansion)]
+    group = spread[0] if spread else None
+    found = {
+        centred: _scope(centred, spread)
+        for centred in centrings(program)
+        if is_advantage(program, centred.value) and not _has_baseline(centred.base)
+    }
+    for centred, scope in found.items():
+        place, level = centred.value.place, centred.level
+        if scope == "group":
+            yield healthy("the mean is taken within groups", places=(place,))
+        elif scope == "shaped" or (scope == "all" and group is not None and "group" not in found.values()):
+            shaped = "rows that were shaped into groups" if scope == "shaped" else "all rows, of several prompts"
+            yield likely(
+                f"{place.text} subtracts one mean of {shaped}: an easy prompt's answers all beat it",
+                places=(place, level.place if group is None else group.place),
+                why=(f"line {level.place.line}: {level.shown} is a mean over every dimension",),
+            )
 
 
 def _is_of_the_whole_batch(batch: Batch) -> bool:
@@ -84,31 +97,12 @@ def _is_of_the_whole_batch(batch: Batch) -> bool:
     return match.fits and match.variant.is_bug and "whole batch" in match.variant.name
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    spread = [one for one in expansions(program) if is_of_several(one)]
-    group = next(iter(spread), None)
-    found = [one for one in centrings(program) if is_advantage(program, one.value) and not _has_baseline(one.base)]
-    scopes = [_scope(one, spread) for one in found]
-    for one, scope in zip(found, scopes, strict=True):
-        if scope == "group":
-            yield healthy("the mean is taken within groups", places=(one.value.place,))
-        elif scope == "shaped" or (scope == "all" and group is not None and "group" not in scopes):
-            shaped = "rows that were shaped into groups" if scope == "shaped" else "all rows, of several prompts"
-            yield finding(
-                f"{one.value.place.text} subtracts one mean of {shaped}: an easy prompt's answers all beat it",
-                confidence=Confidence.LIKELY,
-                places=(one.value.place, one.level.place) if group is None else (one.value.place, group.place),
-                why=(f"line {one.level.place.line}: {one.level.shown} is a mean over every dimension",),
-            )
-
-
 def _has_baseline(base: Value) -> bool:
     """Whether a mean of the others, or a critic, was subtracted before: what is centred then are advantages."""
     for _ in range(6):
         other = base.argument("other")
         if base.op == "sub" and other is not None:
-            near = islice(ancestors(other), 40)
-            return any(one.op in ("mean", "sum", "forward", "nanmean") for one in near)
+            return any(value.op in ("mean", "sum", "forward", "nanmean") for value in islice(ancestors(other), 40))
         if base.op not in ("view", "reshape", "flatten", "mul", "cast", "clone", "phi") or not base.inputs:
             return False
         base = base.inputs[0]
@@ -135,8 +129,8 @@ def _scope(centring: Centring, spread: list[Expansion]) -> str:
 def _is_all_rows(size: Value, spread: list[Expansion]) -> bool:
     """prompts * group: as many as all rows together, where each prompt was made `group` of them."""
     factors = size.inputs if size.op == "mul" else []
-    others = [one for one in factors if not any(same_size(each.size, one) for each in spread)]
-    return len(factors) == 2 and len(others) <= 1 and all(one.constant != 1 for one in factors)
+    others = [factor for factor in factors if not any(same_size(repeat.size, factor) for repeat in spread)]
+    return len(factors) == 2 and len(others) <= 1 and all(factor.constant != 1 for factor in factors)
 
 
 def _is_list_of_all(rewards: Value | None, spread: list[Expansion]) -> bool:
@@ -144,7 +138,8 @@ def _is_list_of_all(rewards: Value | None, spread: list[Expansion]) -> bool:
     thing = rewards.thing if rewards is not None else None
     if rewards is None or not isinstance(thing, Listing) or thing.cut_from is not None:
         return False
-    return any(one.value.context.loops == rewards.context.loops and feeds([rewards], one.value) for one in spread)
+    repeats = [repeat.value for repeat in spread if repeat.value.context.loops == rewards.context.loops]
+    return any(feeds([rewards], repeat) for repeat in repeats)
 
 
 def _is_flat(centring: Centring, mean: Value) -> bool:
@@ -162,26 +157,19 @@ def sick() -> Evidence:
     return of_batch(consistent(batch, advantages=advantages_B))
 
 
-def well() -> Evidence:
-    return of_batch(healthy_batch())
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV01",
-    name="group_scope",
     severity=Severity.HARMFUL,
     summary="advantages are centred over the batch, not within each prompt's group",
     fix="Take the mean (and the std) of rewards over the completions of one prompt, not over the batch.",
-    explanation=__doc__,
     symptoms=(
         "advantages normalised over the whole batch",
         "advantage per batch not per group",
         "mean over all prompts",
     ),
     sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    well=lambda: of_batch(healthy_batch()),
     scripts=Scripts(changed("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()"), GRPO),
     explains=frozenset({"ADV05", "MET04"}),
 )

@@ -26,15 +26,16 @@ possible. Advantages of a critic, of process rewards and of parts of groups are 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.doctor.recompute.advantages import (
-    Centring,
+    GroupMeans,
     centring,
     has_whole_groups,
     nearest_advantages,
@@ -42,20 +43,14 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.facts.advantages.advantages import (
-    level_of,
-    policy_weights,
-    scalings,
-    uncentred,
-    weighs_policy,
-)
+from assay.programs.facts.advantages.advantages import level_of, policy_weights, scalings, uncentred, weighs_policy
 from assay.programs.facts.advantages.baselines import has_baseline, raw_rewards
 from assay.programs.facts.advantages.groups import expansions
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Severity, Verdict, finding, healthy, likely, not_applicable
 
-PROPORTIONAL = 1e-3  # relative: advantages that are a multiple of the rewards but for rounding
+PROPORTIONAL = 1e-3  # relative: advantages that are a multiple of the rewards except for rounding
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -63,9 +58,7 @@ def check_batch(batch: Batch) -> Verdict:
     if reason := other_kind(batch):
         return not_applicable(reason)
     found = centring(batch)
-    worst = int(np.argmax(np.abs(found.mean_P)))
-    mean = float(found.mean_P[worst])
-    fact = Fact("largest mean advantage of a group", mean, found.limit, batch.step, int(found.rows_P[worst][0]))
+    fact = replace(found.worst, step=batch.step)
     if not found.is_off_P.any():
         return healthy(f"a baseline is subtracted in each of {len(found.mean_P)} groups", fact)
     if found.batch_is_centred:
@@ -79,12 +72,12 @@ def check_batch(batch: Batch) -> Verdict:
     if rewards_B is not None and _is_multiple(advantages_B, rewards_B, found):
         return finding(
             f"no baseline is subtracted: in {len(found.mean_P)} groups the advantages are multiples of the raw "
-            f"rewards, with a mean of up to {mean:.2g} where it must be 0",
+            f"rewards, with a mean of up to {fact.value:.2g} where it must be 0",
             fact,
             confidence=(Confidence.PROVEN if _is_raw(batch) else Confidence.LIKELY) if stated else Confidence.POSSIBLE,
         )
     varied = [advantages_B[rows] for rows in found.rows_P if np.ptp(advantages_B[rows]) > found.limit]
-    if len(varied) > 1 and all((one >= 0).all() or (one <= 0).all() for one in varied):
+    if len(varied) > 1 and all((values >= 0).all() or (values <= 0).all() for values in varied):
         return finding(
             f"no baseline is subtracted: in all of {len(varied)} groups the advantages differ and have one sign",
             fact,
@@ -93,13 +86,33 @@ def check_batch(batch: Batch) -> Verdict:
     return not_applicable("the advantages have a baseline of another kind: see formula")
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    for scaling in scalings(program):
+        if not weighs_policy(program, scaling.value) or level_of(scaling.numerator):
+            continue
+        _, level = uncentred(scaling.numerator)
+        later = any(
+            user.op == "sub" and user.argument("other") is not None and level_of(user.arguments["other"])
+            for user in scaling.value.users
+        )
+        if level is None and not later and not has_baseline(program, scaling.numerator):
+            yield likely(
+                f"{scaling.value.place.text} scales {scaling.base.shown} by its std, but no mean is subtracted from it",
+                places=(scaling.value.place,),
+                why=(f"line {scaling.spread.place.line}: {scaling.spread.shown} is the std of {scaling.base.shown}",),
+            )
+        elif level is not None:
+            yield healthy("the mean is subtracted before the division", places=(scaling.value.place,))
+    yield from _raw(program)
+
+
 def _is_raw(batch: Batch) -> bool:
     """The rewards, or over a std. Other multiples have other causes: of 0 and 1, max(A, 0) is one too."""
     match = nearest_advantages(batch)
     return match.fits and "not centred" in match.variant.name
 
 
-def _is_multiple(advantages_B: Array, rewards_B: Array, found: Centring) -> bool:
+def _is_multiple(advantages_B: Array, rewards_B: Array, found: GroupMeans) -> bool:
     """A = c r with one c > 0 for each group."""
     for rows in found.rows_P:
         rewards, advantages = rewards_B[rows], advantages_B[rows]
@@ -114,36 +127,14 @@ def _is_multiple(advantages_B: Array, rewards_B: Array, found: Centring) -> bool
     return True
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    for scaling in scalings(program):
-        if not weighs_policy(program, scaling.value) or level_of(scaling.numerator):
-            continue
-        _, level = uncentred(scaling.numerator)
-        later = any(
-            user.op == "sub" and user.argument("other") is not None and level_of(user.arguments["other"])
-            for user in scaling.value.users
-        )
-        if level is None and not later and not has_baseline(program, scaling.numerator):
-            yield finding(
-                f"{scaling.value.place.text} scales {scaling.base.shown} by its std, but no mean is subtracted from it",
-                confidence=Confidence.LIKELY,
-                places=(scaling.value.place,),
-                why=(f"line {scaling.spread.place.line}: {scaling.spread.shown} is the std of {scaling.base.shown}",),
-            )
-        elif level is not None:
-            yield healthy("the mean is subtracted before the division", places=(scaling.value.place,))
-    yield from _raw(program)
-
-
 def _raw(program: Program) -> Iterator[Verdict]:
     """Rewards that weigh the gradient as they are, although each prompt has a group of answers to compare."""
     group = next(iter(expansions(program)), None)
     for factor in raw_rewards(program, list(policy_weights(program))):
         if group is not None:
-            yield finding(
+            yield likely(
                 f"{factor.shown} weighs the policy's gradient as it is: no baseline is subtracted, although each "
                 f"prompt is answered several times",
-                confidence=Confidence.LIKELY,
                 places=(factor.place, group.place),
                 why=(f"line {group.place.line}: {group.place.text} makes several rows of each prompt",),
             )
@@ -151,32 +142,24 @@ def _raw(program: Program) -> Iterator[Verdict]:
 
 def sick() -> Evidence:
     batch = healthy_batch()
-    rewards_BG = batch.arrays["rewards"].reshape(4, 4)
-    return of_batch(
-        consistent(batch, advantages=(rewards_BG / (rewards_BG.std(axis=1, ddof=1)[:, None] + 1e-4)).ravel())
-    )
+    rewards_PG = batch.arrays["rewards"].reshape(4, 4)
+    std_P1 = rewards_PG.std(axis=1, ddof=1)[:, None]
+    return of_batch(consistent(batch, advantages=(rewards_PG / (std_P1 + 1e-4)).ravel()))
 
 
-def well() -> Evidence:
-    return of_batch(healthy_batch())
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV03",
-    name="not_centred",
     severity=Severity.HARMFUL,
     summary="no baseline is subtracted from the rewards",
     fix="Subtract the group's mean reward before dividing by the std; leaving out the std does not leave out the mean.",
-    explanation=__doc__,
     symptoms=(
         "advantages are all positive",
         "no baseline",
         "rewards used without subtracting the mean",
     ),
     sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    well=lambda: of_batch(healthy_batch()),
     scripts=Scripts(changed("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards /"), GRPO),
     explains=frozenset({"ADV05", "MET01", "MET05"}),
 )

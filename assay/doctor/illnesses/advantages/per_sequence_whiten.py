@@ -29,19 +29,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO
 from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.examples.scripts import changed
 from assay.doctor.recompute.advantages import row_advantages
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.facts.advantages.advantages import is_advantage, is_mean, scalings
-from assay.programs.facts.masks.counts import is_on_tokens
+from assay.programs.facts.masks.counts import token_scalings
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_enough_data
 
-MEAN = 1e-3  # of a whitened row: 0 but for rounding
+MEAN = 1e-3  # of a whitened row: 0 except for rounding
 STD = 0.02  # around 1: an epsilon in the divisor takes a little off
 TOKENS = 3  # two numbers have mean 0 too easily
 ROWS = 2
@@ -51,7 +50,7 @@ SHARE = 0.9  # of the rows that vary: the rest may be too small for their epsilo
 def check_batch(batch: Batch) -> Verdict:
     (advantages,) = batch.need("advantages")
     if advantages.ndim == 1:
-        return healthy("one advantage a row: nothing to whiten within it", Fact("rows", len(advantages)))
+        return healthy("one advantage per row: nothing to whiten within it", Fact("rows", len(advantages)))
     (mask_BT,) = batch.need("mask")
     varying = [
         (row, values)
@@ -78,6 +77,24 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Numbers of tokens that are scaled by the spread of their own row."""
+    for scaling, mean in token_scalings(program):
+        dim = mean.setting("dim", None)
+        if dim not in (1, -1):
+            yield healthy("the tokens of all rows are whitened together", places=(scaling.value.place,))
+            continue
+        yield likely(
+            f"`{scaling.value.place.text}` whitens the tokens of each row by themselves: a good row and a bad one get "
+            "the same advantages",
+            places=(scaling.value.place,),
+            why=(
+                f"line {scaling.base.place.line}: {scaling.base.shown} holds one number for each token",
+                f"line {mean.place.line}: its spread is taken along dimension {dim}, the tokens of one row",
+            ),
+        )
+
+
 def _is_white(values: Array) -> bool:
     spreads = (float(values.std(ddof=1)), float(values.std()))
     return abs(float(values.mean())) <= MEAN and any(abs(spread - 1.0) <= STD for spread in spreads)
@@ -88,28 +105,6 @@ def _by_position(batch: Batch) -> tuple[Array, Array]:
     mask_BT = batch.arrays["mask"]
     left_BT = mask_BT.sum(axis=1)[:, None] - 1 - np.arange(mask_BT.shape[1])
     return batch.arrays["advantages"][:, None] * np.where(mask_BT, 0.9 ** np.maximum(left_BT, 0), 0.0), mask_BT
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    """Numbers of tokens that are scaled by the spread of their own row."""
-    for scaling in scalings(program):
-        if not is_advantage(program, scaling.value) or not is_on_tokens(program, scaling.base):
-            continue
-        mean = is_mean(scaling.spread) or scaling.spread
-        dim = mean.setting("dim", None)
-        if dim not in (1, -1):
-            yield healthy("the tokens of all rows are whitened together", places=(scaling.value.place,))
-            continue
-        yield finding(
-            f"`{scaling.value.place.text}` whitens the tokens of each row by themselves: a good row and a bad one get "
-            "the same advantages",
-            confidence=Confidence.LIKELY,
-            places=(scaling.value.place,),
-            why=(
-                f"line {scaling.base.place.line}: {scaling.base.shown} holds one number for each token",
-                f"line {mean.place.line}: its spread is taken along dimension {dim}, the tokens of one row",
-            ),
-        )
 
 
 def sick() -> Evidence:
@@ -131,31 +126,26 @@ def well() -> Evidence:
     return of_batch(consistent(batch, advantages=white_BT, process_rewards=True))
 
 
-_WHITEN = (
+SICK = changed(
+    "advantages = advantages.view(-1, 1)\n",
+    "advantages = advantages.view(-1, 1) * mask\n"
     "    mean = (advantages * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)\n"
     "    spread = ((advantages - mean).square() * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)\n"
-    "    advantages = (advantages - mean) * torch.rsqrt(spread + 1e-8)\n"
+    "    advantages = (advantages - mean) * torch.rsqrt(spread + 1e-8)\n",
 )
-_ALL = _WHITEN.replace("1, keepdim=True", "")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV06",
-    name="per_sequence_whiten",
     severity=Severity.FATAL,
     summary="advantages are whitened within each sequence, which erases whether the answer was good",
     fix="Whiten over all loss tokens of the batch, or not at all; group advantages are normalised already.",
-    explanation=__doc__,
     symptoms=(
         "advantages whitened per sequence",
         "reward signal disappears after whitening",
     ),
     sick=sick,
     well=well,
-    batch=check_batch,
-    source=check_source,
-    scripts=Scripts(
-        GRPO.replace("advantages = advantages.view(-1, 1)\n", f"advantages = advantages.view(-1, 1) * mask\n{_WHITEN}"),
-        GRPO.replace("advantages = advantages.view(-1, 1)\n", f"advantages = advantages.view(-1, 1) * mask\n{_ALL}"),
-    ),
+    scripts=Scripts(SICK, SICK.replace("(1, keepdim=True)", "()")),
     explains=frozenset({"ADV01", "ADV03", "ADV05", "ADV12", "MET07"}),
 )

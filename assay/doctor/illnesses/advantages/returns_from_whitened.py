@@ -21,8 +21,8 @@ Compute the returns first, then whiten.
     advantages = whiten(advantages)
 
 ## When it is wrong
-A critic with a lambda of its own has returns that are not values + raw advantages, and are no multiple of them either:
-such a batch is left alone. GRPO has no critic.
+A critic with a lambda of its own has returns that are neither values + raw advantages nor a multiple of them: such a
+batch is left alone. GRPO has no critic.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO
-from assay.doctor.examples import edited, healthy_batch, of_the_loss
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.evidence import Batch
+from assay.doctor.examples import edited, healthy_batch, of_batch, without_groups
+from assay.doctor.examples.scripts import GRPO
 from assay.programs.facts.advantages.advantages import plain, scalings
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import descendants
+from assay.programs.walk import descendants, walk
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable, not_enough_data
 
 TOKENS = 20  # fewer numbers are near any straight line
 NEAR = 1e-3  # relative to the spread: float32 leaves a thousandth of it
@@ -66,6 +66,28 @@ def check_batch(batch: Batch) -> Verdict:
     if raw_BT is None:
         return _without_raw(gained_N, facts)
     return _against_raw(batch, gained_N, raw_BT[judged_BT], facts)
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Sums of advantages and values, where the advantages are whitened already."""
+    whitened = [scaling.value for scaling in scalings(program)]
+    for total in program.of("add"):
+        other = total.argument("other")
+        if total.input is None or other is None:
+            continue
+        for advantages, value in ((total.input, other), (other, total.input)):
+            if not _is_value(program, value) or not _is_target(total):
+                continue
+            source = next((part for part in _same_numbers(advantages) if part in whitened), None)
+            if source is None:
+                yield healthy("the returns are formed from advantages as they are", places=(total.place,))
+                continue
+            yield likely(
+                f"`{total.place.text}` adds values to whitened advantages: these are not returns, and the critic "
+                "learns a target of another size",
+                places=(total.place, source.place),
+                why=(f"line {source.place.line}: {advantages.shown} is divided by its own spread",),
+            )
 
 
 def _is_white(values_N: Array) -> bool:
@@ -93,7 +115,7 @@ def _against_raw(batch: Batch, gained_N: Array, raw_N: Array, facts: tuple[Fact,
     left = float(np.abs(gained_N - (slope * raw_N + offset)).max())
     if left > NEAR * max(float(gained_N.std()), 1e-12) * 10 or not slope > 0:
         return not_applicable(
-            "returns - values is no multiple of the raw advantages: the critic has a lambda of its own"
+            "returns - values is not a multiple of the raw advantages: the critic has a lambda of its own"
         )
     return finding(
         f"returns - values is the raw advantage times {slope:.3g} plus {offset:.2g}, of mean {gained_N.mean():.2g} and "
@@ -104,42 +126,17 @@ def _against_raw(batch: Batch, gained_N: Array, raw_N: Array, facts: tuple[Fact,
     )
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    """Sums of advantages and values, where the advantages are whitened already."""
-    whitened = [scaling.value for scaling in scalings(program)]
-    for total in program.of("add"):
-        other = total.argument("other")
-        if total.input is None or other is None:
-            continue
-        for one, value in ((total.input, other), (other, total.input)):
-            if not _is_value(program, value) or not _is_target(program, total):
-                continue
-            source = _whitening(one, whitened)
-            if source is None:
-                yield healthy("the returns are formed from advantages as they are", places=(total.place,))
-                continue
-            yield finding(
-                f"`{total.place.text}` adds values to whitened advantages: these are no returns, and the critic learns "
-                "a target of another size",
-                confidence=Confidence.LIKELY,
-                places=(total.place, source.place),
-                why=(f"line {source.place.line}: {one.shown} is divided by its own spread",),
-            )
+def _same_numbers(value: Value) -> Iterator[Value]:
+    """The values behind it through masks, forms and branches."""
 
+    def behind(current: Value) -> list[Value]:
+        inner = plain(current)
+        if inner is not current:
+            return [inner]
+        is_masked = current.op in ("mul", "phi", "setitem", "in_place")
+        return [part for name, part in current.arguments.items() if is_masked and name not in ("value", "key")]
 
-def _whitening(value: Value, whitened: list[Value], depth: int = 12) -> Value | None:
-    """The whitening behind a value: through masks, forms and branches."""
-    if any(value is one for one in whitened):
-        return value
-    inner = plain(value)
-    if depth == 0:
-        return None
-    if inner is not value:
-        return _whitening(inner, whitened, depth - 1)
-    if value.op in ("mul", "phi", "setitem", "in_place"):
-        inputs = [one for name, one in value.arguments.items() if name not in ("value", "key")]
-        return next((found for one in inputs if (found := _whitening(one, whitened, depth - 1)) is not None), None)
-    return None
+    return walk(value, behind)
 
 
 def _is_value(program: Program, value: Value) -> bool:
@@ -151,7 +148,7 @@ def _is_value(program: Program, value: Value) -> bool:
     return named and inner.op in ("parameter", "attribute", "index", "element", "phi", "stack", "cat")
 
 
-def _is_target(program: Program, total: Value) -> bool:
+def _is_target(total: Value) -> bool:
     """Whether the sum is what a critic learns: it is compared with something and squared, or called a return."""
     for number, value in enumerate(descendants(total)):
         if any("return" in name.lower() for name in value.names):
@@ -162,15 +159,7 @@ def _is_target(program: Program, total: Value) -> bool:
     return False
 
 
-def sick() -> Evidence:
-    return Evidence((_with_a_critic(healthy_batch(), whitened_first=True),))
-
-
-def well() -> Evidence:
-    return Evidence((_with_a_critic(healthy_batch(), whitened_first=False),))
-
-
-def _with_a_critic(batch: Batch, *, whitened_first: bool) -> Batch:
+def with_a_critic(batch: Batch, *, whitened_first: bool) -> Batch:
     """The batch as PPO would have it: advantages by token, no groups; what a loss made of it is left out."""
     mask_BT = batch.arrays["mask"]
     random = np.random.default_rng(5)
@@ -178,10 +167,8 @@ def _with_a_critic(batch: Batch, *, whitened_first: bool) -> Batch:
     raw_BT = np.where(mask_BT, random.normal(0.1, 0.3, size=mask_BT.shape), 0.0)
     white_BT = np.where(mask_BT, (raw_BT - raw_BT[mask_BT].mean()) / raw_BT[mask_BT].std(), 0.0)
     returns_BT = np.where(mask_BT, values_BT + (white_BT if whitened_first else raw_BT), 0.0)
-    changes = of_the_loss(batch) | {"group_ids": None}
-    changes |= dict.fromkeys(name for name in ("baseline", "std", "scale", "combine") if name in batch.settings)
     critic = {"values": values_BT, "raw_advantages": raw_BT, "advantages": white_BT, "returns": returns_BT}
-    return edited(batch, **changes, **critic)
+    return edited(batch, **without_groups(batch), **critic)
 
 
 WELL = (
@@ -210,22 +197,19 @@ SICK = WELL.replace("    returns = advantages + values\n", "").replace(
     "torch.rsqrt(spread + 1e-8)\n", "torch.rsqrt(spread + 1e-8)\n    returns = whitened + values\n"
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV07",
-    name="returns_from_whitened",
     severity=Severity.HARMFUL,
     summary="the critic is trained towards whitened advantages",
     fix="Make the returns from the raw advantages, then whiten the advantages for the policy.",
-    explanation=__doc__,
     symptoms=(
         "value loss does not fall",
         "critic does not learn",
         "returns are whitened",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: of_batch(with_a_critic(healthy_batch(), whitened_first=True)),
+    well=lambda: of_batch(with_a_critic(healthy_batch(), whitened_first=False)),
     scripts=Scripts(SICK, WELL),
     explains=frozenset({"ADV03", "ADV05", "ADV06"}),
 )

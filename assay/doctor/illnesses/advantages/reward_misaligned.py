@@ -32,15 +32,16 @@ from typing import Literal
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO
-from assay.doctor.examples import edited, healthy_batch
-from assay.doctor.logprobs import row_spans
+from assay.doctor.examples import GROUPS, SIZE, B, edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO
+from assay.doctor.facts.logprobs import row_spans
+from assay.doctor.facts.repeats import values_by_key
 from assay.programs.facts.rewards.pairing import mispairings, zips
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_enough_data
 
 EQUAL = 1e-6  # of two rewards: float32 sums of the same components
 EQUAL_WITH_KL = 0.05  # where a KL is in the reward: two passes over one answer differ by rounding, more in bfloat16
@@ -59,33 +60,45 @@ def check_batch(batch: Batch) -> Verdict:
     fact = Fact("sets of identical rows with different rewards", len(conflicts), 0, batch.step)
     if not conflicts:
         return healthy("identical rows have identical rewards", fact, Fact("sets of identical rows", len(twins)))
-    first, other = _differing(rewards_B, conflicts[0], near)
-    shown = (
+    first, other = _differing(rewards_B, conflicts[0])
+    summary = (
         f"{len(conflicts)} of {len(twins)} sets of identical rows have different rewards: rows {first} and {other} "
         f"hold the same prompt and completion and got {rewards_B[first]:.3g} and {rewards_B[other]:.3g}"
     )
     move = _explaining_move(batch, rewards_B, twins, near)
-    if move:
-        return finding(
-            f"{shown}; all {len(twins)} agree if rewards are moved {move}: they belong to other rows",
-            replaced(fact, row=first),
-            confidence=Confidence.LIKELY,
-        )
+    cause = f"all {len(twins)} agree if rewards are moved {move}: they belong to other rows"
     return finding(
-        f"{shown}; the reward is noisy, or its rows are mixed up",
+        f"{summary}; {cause if move else 'the reward is noisy, or its rows are mixed up'}",
         replaced(fact, row=first),
-        confidence=Confidence.POSSIBLE,
-        severity=Severity.HARMFUL,
+        confidence=Confidence.LIKELY if move else Confidence.POSSIBLE,
+        severity=None if move else Severity.HARMFUL,
     )
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    """The order of rewards: what is zipped, sorted, repeated or collected on the way to them."""
+    lines: set[int] = set()
+    for pairing in mispairings(program):
+        cause, made = pairing.cause.place, pairing.value.place
+        if cause.line in lines:
+            continue
+        lines.add(cause.line)
+        yield likely(
+            f"`{cause.text}`: {pairing.reason}, so that rewards belong to other rows",
+            places=(cause, made),
+            why=(f"line {made.line}: rewards are made here, one for each of `{made.text}`",),
+        )
+    if not lines:
+        for zipped in zips(program):
+            yield healthy("rewards are made of rows in one order", places=(zipped.place,))
 
 
 def _twins(batch: Batch, rewards_B: Array) -> list[list[int]]:
     """Rows with the same prompt and completion, as lists of two or more scored ones."""
-    sets: dict[Hashable, list[int]] = {}
-    for row, key in enumerate(zip(_prompts(batch), _completions(batch), strict=True)):
-        if np.isfinite(rewards_B[row]):
-            sets.setdefault(key, []).append(row)
-    return [rows for rows in sets.values() if len(rows) > 1]
+    keys = zip(_prompts(batch), _completions(batch), strict=True)
+    sets = values_by_key(keys, range(len(rewards_B))).values()
+    scored = [[row for row in rows if np.isfinite(rewards_B[row])] for rows in sets]
+    return [rows for rows in scored if len(rows) > 1]
 
 
 def _prompts(batch: Batch) -> Sequence[Hashable]:
@@ -106,7 +119,7 @@ def _completions(batch: Batch) -> Sequence[Hashable]:
             raise Missing("tokens")
         return batch.texts["completion"]
     lengths_B = batch.get("lengths")
-    if lengths_B is None:  # where padding has the id of EOS, tokens alone do not tell where a row ends
+    if lengths_B is None:  # where padding has the id of EOS, tokens alone do not show where a row ends
         mask_BT, finished_B = (
             batch.arrays.get(name, np.zeros(len(tokens_BT), dtype=bool)) for name in ("mask", "finished")
         )
@@ -117,13 +130,13 @@ def _completions(batch: Batch) -> Sequence[Hashable]:
 
 def _agree(rewards_B: Array, sets: Sequence[Sequence[int]], near: float) -> bool:
     """Unscored rows agree with each other alone."""
-    return all(np.ptp(one) <= near or bool(np.isnan(one).all()) for one in (rewards_B[list(rows)] for rows in sets))
+    rewards = [rewards_B[list(rows)] for rows in sets]
+    return all(np.ptp(equals) <= near or bool(np.isnan(equals).all()) for equals in rewards)
 
 
-def _differing(rewards_B: Array, rows: Sequence[int], near: float) -> tuple[int, int]:
+def _differing(rewards_B: Array, rows: Sequence[int]) -> list[int]:
     """The rows with the lowest and the highest reward, in order."""
-    lowest, highest = (rows[int(choose(rewards_B[list(rows)]))] for choose in (np.argmin, np.argmax))
-    return min(lowest, highest), max(lowest, highest)
+    return sorted(rows[int(choose(rewards_B[list(rows)]))] for choose in (np.argmin, np.argmax))
 
 
 def _explaining_move(batch: Batch, rewards_B: Array, twins: Sequence[Sequence[int]], near: float) -> str:
@@ -141,12 +154,8 @@ def _explaining_move(batch: Batch, rewards_B: Array, twins: Sequence[Sequence[in
         for rows in orders[where]:
             moved_B[rows] = np.roll(rewards_B[rows], move)
         if _agree(moved_B, twins, near):
-            return _in_words(move, where)
+            return f"{abs(move)} row{'s' if abs(move) > 1 else ''} {'down' if move > 0 else 'up'} {where}"
     return ""
-
-
-def _in_words(move: int, where: str) -> str:
-    return f"{abs(move)} row{'s' if abs(move) > 1 else ''} {'down' if move > 0 else 'up'} {where}"
 
 
 def _chance(rewards_B: Array, twins: Sequence[Sequence[int]], near: float) -> float:
@@ -157,86 +166,53 @@ def _chance(rewards_B: Array, twins: Sequence[Sequence[int]], near: float) -> fl
     return match ** sum(len(rows) - 1 for rows in twins)
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    """The order of rewards: what is zipped, sorted, repeated or collected on the way to them."""
-    told: set[int] = set()
-    for one in mispairings(program):
-        if one.cause.place.line in told:
-            continue
-        told.add(one.cause.place.line)
-        yield finding(
-            f"`{one.cause.place.text}`: {one.reason}, so that rewards belong to other rows",
-            confidence=Confidence.LIKELY,
-            places=(one.cause.place, one.value.place),
-            why=(f"line {one.value.place.line}: rewards are made here, one for each of `{one.value.place.text}`",),
-        )
-    if not told:
-        for zipped in zips(program):
-            yield healthy("rewards are made of rows in one order", places=(zipped.place,))
-
-
-def sick() -> Evidence:
-    batch = _with_twins()
-    return Evidence((edited(batch, rewards=np.roll(batch.arrays["rewards"], 1)),))
-
-
-def well() -> Evidence:
-    return Evidence((_with_twins(),))
-
-
 def _with_twins() -> Batch:
     """Four times the healthy batch, in which equal rewards within a group come from equal answers.
 
     What is computed from rewards and tokens is left out.
     """
     parts = [healthy_batch(seed=seed) for seed in range(4)]
-    rows = len(parts[0].arrays["rewards"])
     kept = ("tokens", "mask", "lengths", "finished", "prompt_tokens", "prompt_mask", "group_ids", "rewards")
     values = {name: np.concatenate([part.arrays[name] for part in parts]) for name in kept}
-    values["group_ids"] = np.concatenate([part.arrays["group_ids"] + 4 * number for number, part in enumerate(parts)])
-    values["rewards"] = np.random.default_rng(6).integers(0, 2, size=4 * rows).astype(float)
-    leader_B = np.array(
-        [
-            next(
-                row for row in range(4 * rows) if values["group_ids"][row] == group and values["rewards"][row] == reward
-            )
-            for group, reward in zip(values["group_ids"], values["rewards"], strict=True)
-        ]
-    )
+    values["group_ids"] = np.repeat(np.arange(4 * GROUPS), SIZE)
+    values["rewards"] = np.random.default_rng(6).integers(0, 2, size=4 * B).astype(float)
+    _, first, which_B = np.unique(2 * values["group_ids"] + values["rewards"], return_index=True, return_inverse=True)
+    leader_B = first[which_B]
     for name in ("tokens", "mask", "lengths", "finished"):
         values[name] = values[name][leader_B]
     texts = {
         "prompt_id": [f"q{group}" for group in values["group_ids"]],
         "completion": [f"answer {leader}" for leader in leader_B],
     }
-    settings = {
-        name: parts[0].settings[name] for name in ("eos_ids", "pad_id", "max_tokens", "max_reward", "min_reward")
-    }
+    stated = ("eos_ids", "pad_id", "max_tokens", "max_reward", "min_reward")
+    settings = {name: parts[0].settings[name] for name in stated}
     return Batch.of({**values, **settings, "step": 5}, texts=texts, source="example")
+
+
+def sick() -> Evidence:
+    batch = _with_twins()
+    return of_batch(edited(batch, rewards=np.roll(batch.arrays["rewards"], 1)))
 
 
 WELL = GRPO.replace("import prompts_of, rewards_of", "import answers_of, prompts_of, reward_of").replace(
     "rewards_of(ids[:, start:])",
-    "torch.tensor([reward_of(one, answer) for one, answer in zip(ids[:, start:].tolist(), answers_of(step, 8))])",
+    "torch.tensor([reward_of(text, answer) for text, answer in zip(ids[:, start:].tolist(), answers_of(step, 8))])",
 )
 SICK = WELL.replace("answers_of(step, 8))", "sorted(answers_of(step, 8)))")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV10",
-    name="reward_misaligned",
     severity=Severity.FATAL,
     summary="rewards belong to other rows",
     fix="Let each reward carry the index of its row; collect results in the order in which they were asked for.",
-    explanation=__doc__,
     symptoms=(
         "rewards are assigned to the wrong completion",
         "rewards in the wrong order",
         "reward does not match the answer",
     ),
     sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    well=lambda: of_batch(_with_twins()),
     scripts=Scripts(SICK, WELL),
     explains=frozenset({"ADV05", "ADV09"}),
 )

@@ -27,13 +27,12 @@ nowhere is only possible.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_the_loss
+from assay.doctor.catalogue import illness
+from assay.doctor.evidence import Batch
+from assay.doctor.examples import edited, healthy_batch, of_batch, without_groups
 from assay.doctor.recompute.terms import kl_estimates
 from assay.record.batch import Array
 from assay.verdict import (
@@ -49,7 +48,7 @@ from assay.verdict import (
 )
 
 NEAR = 0.05  # of a reward's size: what a slightly different KL penalty may leave on a token
-VISIBLE = 10.0  # times the largest penalty: a smaller reward cannot be told from it
+VISIBLE = 10.0  # times the largest penalty: a smaller reward cannot be distinguished from it
 ROWS = 2  # one row may be a special case
 NOWHERE = "is nowhere"
 
@@ -121,27 +120,17 @@ def _place(bare_T: Array, mask_T: Array, reward: float) -> str:
         return "is on every token" if has_T[inside].all() else ""
     if not empty_T[last]:
         return "unclear"
-    if len(found) == 1:
-        at = int(found[0])
-        if at == first:
-            return "is on the first token"
-        return (
-            f"is on a token outside of the mask, {'after' if at > last else 'before'} it,"
-            if not mask_T[at]
-            else ("is on an earlier token")
-        )
-    return NOWHERE if empty_T.all() else "unclear"
+    if len(found) != 1:
+        return NOWHERE if empty_T.all() else "unclear"
+    at = int(found[0])
+    if at == first:
+        return "is on the first token"
+    if mask_T[at]:
+        return "is on an earlier token"
+    return f"is on a token outside of the mask, {'after' if at > last else 'before'} it,"
 
 
-def sick() -> Evidence:
-    return Evidence((_laid_on_tokens(healthy_batch(), at_the_end=False),))
-
-
-def well() -> Evidence:
-    return Evidence((_laid_on_tokens(healthy_batch(), at_the_end=True),))
-
-
-def _laid_on_tokens(batch: Batch, *, at_the_end: bool) -> Batch:
+def laid_on_tokens(batch: Batch, *, at_the_end: bool) -> Batch:
     """As PPO has it, with k1 in the reward: the reward on the last token or, wrongly, in the last column.
 
     Groups, advantages and what a loss made of them are left out.
@@ -150,30 +139,26 @@ def _laid_on_tokens(batch: Batch, *, at_the_end: bool) -> Batch:
     rows, width = mask_BT.shape
     last_B = np.where(mask_BT.any(axis=1), width - 1 - mask_BT[:, ::-1].argmax(axis=1), 0)
     laid_BT = np.zeros(mask_BT.shape)
-    changes: dict[str, Any] = of_the_loss(batch)
-    changes["kl"] = batch.get("kl")  # it is laid on tokens here
+    changes = {**without_groups(batch), "kl": batch.get("kl")}  # which is laid on tokens here
     if "ref_logprobs" in batch.arrays:
         kl_BT = np.where(mask_BT, batch.arrays["old_logprobs"] - batch.arrays["ref_logprobs"], 0.0)
         laid_BT -= 0.05 * kl_BT
         changes |= {"kl_coef": 0.05, "kl_placement": "reward", "kl_estimator": "k1", "kl": kl_BT}
     laid_BT[np.arange(rows), last_B if at_the_end else np.full(rows, width - 1)] += np.nan_to_num(rewards_B)
-    changes |= dict.fromkeys(name for name in ("baseline", "std", "scale", "combine") if name in batch.settings)
-    return edited(batch, **{**changes, "token_rewards": laid_BT, "group_ids": None, "advantages": None})
+    return edited(batch, **changes, token_rewards=laid_BT, advantages=None)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ADV12",
-    name="reward_position",
     severity=Severity.FATAL,
     summary="the reward of an answer is not on its last trainable token",
     fix="Take the index of the last token from the mask, after any padding or gather, and add the reward there once.",
-    explanation=__doc__,
     symptoms=(
         "reward on the wrong token",
         "reward lands on padding",
         "only the last token should get the reward",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
+    sick=lambda: of_batch(laid_on_tokens(healthy_batch(), at_the_end=False)),
+    well=lambda: of_batch(laid_on_tokens(healthy_batch(), at_the_end=True)),
 )

@@ -11,7 +11,7 @@ groups in four like that, the rest carries the whole gradient, from a quarter of
 learned at all, and momentum or a KL term may still move the weights.
 
 ## How to fix it
-Find out which kind it is. Hopeless: easier prompts, partial credit, more rollouts a prompt, a better starting model;
+Find out which kind it is. Hopeless: easier prompts, partial credit, more rollouts per prompt, a better starting model;
 and try the reward on a known right answer. Solved: harder prompts. Equal rewards within every group but not between
 them: the reward looks at the prompt instead of the answer.
 
@@ -21,7 +21,7 @@ them: the reward looks at the prompt instead of the answer.
     rewards = [score(prompt, answer) for answers in groups for answer in answers]
 
 ## When it is wrong
-A run that has solved its task has no signal left and is healthy; that is told by max_reward. A hard task may begin with
+A run that has solved its task has no signal left and is healthy; max_reward shows that. A hard task may begin with
 almost no signal and find some later, so a hopeless batch is only a possible finding. Dynamic sampling
 (zero_variance = refill) leaves such groups out before training.
 """
@@ -32,11 +32,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
-from assay.doctor.example_reward import reward_evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
-from assay.doctor.reward_scores import MOST, TOLERANCE, reward_groups
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.repeats import values_by_key
+from assay.doctor.facts.rewards import MOST, TOLERANCE, reward_groups
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -77,75 +78,26 @@ def check_batch(batch: Batch) -> Verdict:
         return healthy(f"{counts.groups - counts.flat} of {counts.groups} groups have a signal", *facts)
     if counts.solved == counts.groups or (counts.solved >= SOLVED * counts.groups and counts.share < 1.0):
         return healthy("most groups are solved: little is left to learn", *facts)
-    told = f"{counts.flat} of {counts.groups} groups have equal rewards and teach nothing"
+    summary = f"{counts.flat} of {counts.groups} groups have equal rewards and teach nothing"
     if counts.hopeless == counts.flat:
         return finding(
-            f"{told}: all of them have the worst reward; no answer was right, or the reward gives it to every answer",
+            f"{summary}: all of them have the worst reward; no answer was right, or the reward "
+            "gives it to every answer",
             *facts,
             confidence=Confidence.POSSIBLE,
             fix="Try the reward on a known right answer (assay reward-check); then easier prompts, partial credit, "
-            "more rollouts a prompt.",
+            "more rollouts per prompt.",
         )
     if counts.share < 1.0 or counts.values < 2:
-        return finding(told, *facts, confidence=Confidence.POSSIBLE)
+        return finding(summary, *facts, confidence=Confidence.POSSIBLE)
     return finding(
-        f"{told}, while rewards differ between groups ({counts.values} values): the reward tells prompts apart, not "
+        f"{summary}, while rewards differ between groups ({counts.values} values): the reward tells prompts apart, not "
         "answers",
         *facts,
-        confidence=Confidence.LIKELY if answers_differ(batch) and is_no_luck(batch) else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if answers_differ(batch) and is_beyond_luck(batch) else Confidence.POSSIBLE,
         severity=Severity.HARMFUL,
         fix="Score each answer by itself: pass the completion, not only the prompt or the group's first answer.",
     )
-
-
-def answers_differ(batch: Batch) -> bool:
-    """Whether most groups are known to hold different answers: equal ones earn equal rewards by right."""
-    (groups_B,) = batch.need("group_ids")
-    tokens_BT, texts = batch.get("tokens"), batch.texts.get("completion")
-    if tokens_BT is None and texts is None:
-        return False
-    answers = [row.tobytes() for row in tokens_BT] if tokens_BT is not None else list(texts or ())
-    different: dict[int, set[object]] = {}
-    for group, answer in zip(groups_B.tolist(), answers, strict=True):
-        different.setdefault(group, set()).add(answer)
-    return sum(len(one) > 1 for one in different.values()) >= MOSTLY * len(different)
-
-
-def is_no_luck(batch: Batch) -> bool:
-    """Whether rewards dealt out at random would hardly ever be equal within each group."""
-    rewards_B, groups_B = batch.need("rewards", "group_ids")
-    scored_B = np.isfinite(rewards_B)
-    _, counts = np.unique(rewards_B[scored_B], return_counts=True)
-    same = float(np.square(counts / max(int(scored_B.sum()), 1)).sum())
-    return same ** (int(scored_B.sum()) - len(np.unique(groups_B[scored_B]))) < LUCK
-
-
-def _count(batch: Batch, rewards_B: Array, groups_B: Array) -> _Counts:
-    best = float(batch.settings.get("max_reward", np.inf))
-    advantages = batch.get("advantages")
-    signal_B = np.zeros(len(rewards_B), dtype=bool)
-    if advantages is not None:
-        rows = advantages if advantages.ndim == 2 else advantages[:, None]
-        signal_B = np.asarray((np.abs(np.nan_to_num(rows)) > 0).any(axis=1))
-    groups, flat_rewards = 0, []
-    for group in np.unique(groups_B):
-        member_B = groups_B == group
-        scored_N = rewards_B[member_B & np.isfinite(rewards_B)]
-        if len(scored_N) < 2:
-            continue
-        groups += 1
-        # process rewards and several rewards may tell answers of equal sum apart: then the advantages do
-        if scored_N.max() == scored_N.min() and not signal_B[member_B].any():
-            flat_rewards.append(float(scored_N[0]))
-    solved = sum(reward >= best for reward in flat_rewards)
-    hopeless = sum(_is_worst(reward, batch) for reward in flat_rewards)
-    return _Counts(groups, len(flat_rewards), solved, hopeless, len(set(flat_rewards)))
-
-
-def _is_worst(reward: float, batch: Batch) -> bool:
-    if "min_reward" in batch.settings:
-        return bool(reward <= batch.settings["min_reward"])
-    return reward in CONVENTIONAL_WORST
 
 
 def check_curves(curves: Curves) -> Verdict:
@@ -166,7 +118,6 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(
         f"{share:.0%} of the groups had equal rewards in the last steps, at a mean reward of {mean:.2g}",
         *facts,
-        confidence=Confidence.POSSIBLE,
     )
 
 
@@ -190,14 +141,49 @@ def check_reward(trial: RewardTrial) -> Verdict:
     )
 
 
-def sick() -> Evidence:
-    batch, curves = _one_reward_a_group((1.0, 0.0, 0.0, 1.0)), healthy_curves(zero_variance_share=0.9)
-    return Evidence((batch,), curves, reward=reward_evidence(groups=((0.0, 0.0), (0.0, 0.0), (0.0, 1.0))).reward)
+def answers_differ(batch: Batch) -> bool:
+    """Whether most groups are known to hold different answers: equal ones earn equal rewards by right."""
+    (groups_B,) = batch.need("group_ids")
+    tokens_BT, texts = batch.get("tokens"), batch.texts.get("completion")
+    if tokens_BT is None and texts is None:
+        return False
+    answers = [row.tobytes() for row in tokens_BT] if tokens_BT is not None else list(texts or ())
+    groups = values_by_key(groups_B.tolist(), answers).values()
+    return sum(len(set(group)) > 1 for group in groups) >= MOSTLY * len(groups)
 
 
-def well() -> Evidence:
-    batch, curves = _one_reward_a_group((1.0, 1.0, 1.0, 1.0)), healthy_curves(zero_variance_share=0.7)
-    return Evidence((batch,), curves, reward=reward_evidence(groups=((0.0, 0.0), (0.0, 1.0))).reward)
+def is_beyond_luck(batch: Batch) -> bool:
+    """Whether rewards dealt out at random would hardly ever be equal within each group."""
+    rewards_B, groups_B = batch.need("rewards", "group_ids")
+    scored_B = np.isfinite(rewards_B)
+    _, counts = np.unique(rewards_B[scored_B], return_counts=True)
+    same = float(np.square(counts / max(int(scored_B.sum()), 1)).sum())
+    return same ** (int(scored_B.sum()) - len(np.unique(groups_B[scored_B]))) < LUCK
+
+
+def _count(batch: Batch, rewards_B: Array, groups_B: Array) -> _Counts:
+    best = float(batch.settings.get("max_reward", np.inf))
+    advantages = np.nan_to_num(batch.arrays.get("advantages", np.zeros(len(rewards_B))))
+    signal_B = np.array([np.any(row) for row in advantages], dtype=bool)
+    groups, flat_rewards = 0, []
+    for group in np.unique(groups_B):
+        member_B = groups_B == group
+        scored_N = rewards_B[member_B & np.isfinite(rewards_B)]
+        if len(scored_N) < 2:
+            continue
+        groups += 1
+        # process rewards and several rewards may tell answers of equal sum apart: then the advantages do
+        if scored_N.max() == scored_N.min() and not signal_B[member_B].any():
+            flat_rewards.append(float(scored_N[0]))
+    solved = sum(reward >= best for reward in flat_rewards)
+    hopeless = sum(_is_worst(reward, batch) for reward in flat_rewards)
+    return _Counts(groups, len(flat_rewards), solved, hopeless, len(set(flat_rewards)))
+
+
+def _is_worst(reward: float, batch: Batch) -> bool:
+    if "min_reward" in batch.settings:
+        return bool(reward <= batch.settings["min_reward"])
+    return reward in CONVENTIONAL_WORST
 
 
 def _one_reward_a_group(rewards: tuple[float, ...]) -> Batch:
@@ -210,13 +196,22 @@ def _one_reward_a_group(rewards: tuple[float, ...]) -> Batch:
     return edited(batch, rewards=rewards_B, reward_mean=float(rewards_B.mean()), **{**unknown, **nothing})
 
 
-ILLNESS = Illness(
+def sick() -> Evidence:
+    batch, curves = _one_reward_a_group((1.0, 0.0, 0.0, 1.0)), healthy_curves(zero_variance_share=0.9)
+    return Evidence((batch,), curves, reward=reward_evidence(groups=((0.0, 0.0), (0.0, 0.0), (0.0, 1.0))).reward)
+
+
+def well() -> Evidence:
+    batch, curves = _one_reward_a_group((1.0, 1.0, 1.0, 1.0)), healthy_curves(zero_variance_share=0.7)
+    return Evidence((batch,), curves, reward=reward_evidence(groups=((0.0, 0.0), (0.0, 1.0))).reward)
+
+
+ILLNESS = illness(
+    __name__,
     code="ADV09",
-    name="zero_signal",
     severity=Severity.WASTEFUL,
     summary="most groups have equal rewards and teach nothing",
     fix="Look at the answers: they are too hard, too easy, or the reward cannot tell them apart.",
-    explanation=__doc__,
     symptoms=(
         "reward std is 0",
         "all rewards in a group are the same",
@@ -229,8 +224,5 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    batch=check_batch,
-    curves=check_curves,
-    reward=check_reward,
     explains=frozenset({"LOSS05", "MET05", "MET07", "OPT02", "REW12"}),
 )

@@ -30,31 +30,28 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.context import Row, is_padding, mask_faults, moved_at_all, moved_by_company, rows_given
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import GENERATE
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edited, healthy_batch, noisy, of_batch, positions_of
+from assay.doctor.examples.scripts import GENERATE
+from assay.doctor.facts.context import (
+    ScoredRow,
+    is_padding,
+    mask_faults,
+    moved_at_all,
+    moved_by_batch_mates,
+    rows_as_sampled,
+)
 from assay.doctor.illnesses.alignment.position_ids import position_faults
 from assay.programs.facts.masks.padding import padded_passes
 from assay.programs.program import Program
-from assay.verdict import (
-    Confidence,
-    Fact,
-    Missing,
-    Severity,
-    Verdict,
-    finding,
-    healthy,
-    not_applicable,
-)
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
 
 
 def check_batch(batch: Batch) -> Verdict:
     if batch.get("attention_mask") is None:
         return _by_numbers(batch, "no attention mask is on record")
-    given, as_sampled = rows_given(batch), rows_as_sampled(batch)
-    rows = [row for row in given if row.number in as_sampled]
+    rows = rows_as_sampled(batch)
     if not rows:
         return not_applicable("no row was trained as it was sampled: see retokenise and post_eos_in_loss")
     found = [row for row in rows if row.places is not None]
@@ -69,35 +66,28 @@ def check_batch(batch: Batch) -> Verdict:
         return _by_numbers(batch, "the mask on record is right", looked=len(found))
     number, what = next(iter(faults.items()))
     facts = [Fact("rows with a wrong attention mask", len(faults), 0, batch.step, number)]
-    moved = moved_at_all(batch)
-    effect = ""
-    if moved is not None:
-        how, gap = moved
-        facts.append(Fact(f"mean change of a log-prob {how}", gap.mean, None, batch.step, gap.row, gap.token))
-        if gap.is_rounding(batch.settings.get("dtype")):
-            return healthy(f"the mask of {len(faults)} rows is wrong on record, but the log-probs are right", *facts)
-        effect = f"; log-probs change by {gap.mean:.2g} on average {how}"
-    return finding(
-        f"the attention mask of {len(faults)} of {len(rows)} rows is wrong: in row {number} {what}{effect}", *facts
-    )
+    move = moved_at_all(batch)
+    if move is not None:
+        facts.append(move.fact)
+        what += f"; {move}"
+    if move is not None and move.is_rounding:
+        return healthy(f"the mask of {len(faults)} rows is wrong on record, but the log-probs are right", *facts)
+    return finding(f"the attention mask of {len(faults)} of {len(rows)} rows is wrong: in row {number} {what}", *facts)
 
 
-def rows_as_sampled(batch: Batch) -> set[int]:
-    """Rows that are trained on the ids that were sampled, and on no more: only these are as long as `lengths` says."""
-    tokens_BT, sampled_BT, lengths_B, mask_BT = (
-        batch.get(name) for name in ("tokens", "sampled_tokens", "lengths", "mask")
-    )
-    if tokens_BT is None or sampled_BT is None or lengths_B is None:
-        return set(range(len(next(iter(batch.arrays.values())))))
-    behind_BT = np.arange(tokens_BT.shape[1]) >= lengths_B[:, None]
-    same_B = ((tokens_BT == sampled_BT) | behind_BT).all(axis=1)
-    if mask_BT is not None:
-        same_B &= ~(mask_BT & behind_BT).any(axis=1)
-    return set(np.flatnonzero(same_B).tolist())
+def check_source(program: Program) -> Iterator[Verdict]:
+    for pass_ in padded_passes(program):
+        if not pass_.fault:
+            yield healthy("the pass on padded rows is given their mask", places=(pass_.call.place,))
+            continue
+        yield likely(
+            f"{pass_.call.place.text} runs on padded rows {pass_.fault}: padding is attended to",
+            places=(pass_.call.place, pass_.padded.place),
+        )
 
 
-def has_extra_tokens(batch: Batch, row: Row) -> bool:
-    """Whether what is attended beside the row is no padding: where no padding id is stated, one of its prompt's own."""
+def has_extra_tokens(batch: Batch, row: ScoredRow) -> bool:
+    """Whether what is attended beside the row is not padding; where no padding id is stated: one of its prompt's."""
     if row.places is None or row.attended_S is None or not len(row.stray):
         return False
     ids = row.given_S[row.stray]
@@ -106,21 +96,18 @@ def has_extra_tokens(batch: Batch, row: Row) -> bool:
 
 def _by_numbers(batch: Batch, known: str, looked: int = 0) -> Verdict:
     """The mask is right or not on record: do log-probs move with padding, and is that the positions' fault?"""
-    moved = moved_by_company(batch)
-    if moved is None:
+    move = moved_by_batch_mates(batch)
+    if move is None:
         if looked:
             return healthy(f"the mask of {looked} rows hides padding and nothing else", Fact("rows compared", looked))
         raise Missing("attention_mask")
-    how, gap = moved
-    fact = Fact(f"mean change of a log-prob {how}", gap.mean, None, batch.step, gap.row, gap.token)
-    if gap.is_rounding(batch.settings.get("dtype")):
-        return healthy("padding and company do not move log-probs", fact)
+    if move.is_rounding:
+        return healthy("padding and batch-mates do not move log-probs", move.fact)
     if _is_the_positions(batch):
-        return healthy(f"{known}; the positions are the likelier cause of what padding moves", fact)
+        return healthy(f"{known}; the positions are the likelier cause of what padding moves", move.fact)
     return finding(
-        f"log-probs change by {gap.mean:.2g} on average {how}, and {known}: padding or other rows are probably "
-        "attended to",
-        fact,
+        f"{move}, and {known}: padding or other rows are probably attended to",
+        move.fact,
         confidence=Confidence.LIKELY,
     )
 
@@ -133,7 +120,7 @@ def _is_the_positions(batch: Batch) -> bool:
 
 
 def _padding_seen(columns: int) -> Evidence:
-    """The last so many padding tokens before each prompt of the first group are attended to."""
+    """The last `columns` padding tokens before each prompt of the first group are attended to."""
     batch = healthy_batch()
     attention_BS = batch.arrays["attention_mask"].copy()
     prompt_mask_BP = batch.arrays["prompt_mask"]
@@ -141,55 +128,27 @@ def _padding_seen(columns: int) -> Evidence:
     for row in rows[:4]:
         first = int(np.argmax(prompt_mask_BP[row]))
         attention_BS[row, max(first - columns, 0) : first] = True
-    changes = {
-        "attention_mask": attention_BS,
-        "position_ids": np.maximum(attention_BS.cumsum(axis=1) - 1, 0),
-    }
-    if columns:
-        noise_BT = np.random.default_rng(6).normal(0.0, 0.3, size=batch.arrays["mask"].shape)
-        changes["scored_alone"] = batch.arrays["scored_alone"] + noise_BT * batch.arrays["mask"]
-    return of_batch(edited(batch, **changes))
-
-
-def sick() -> Evidence:
-    return _padding_seen(1)
-
-
-def well() -> Evidence:
-    return _padding_seen(0)
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    for pass_ in padded_passes(program):
-        if not pass_.fault:
-            yield healthy("the pass on padded rows is given their mask", places=(pass_.call.place,))
-            continue
-        yield finding(
-            f"{pass_.call.place.text} runs on padded rows {pass_.fault}: padding is attended to",
-            confidence=Confidence.LIKELY,
-            places=(pass_.call.place, pass_.padded.place),
-        )
+    alone_BT = noisy(batch, "scored_alone", rows=slice(None)) if columns else batch.arrays["scored_alone"]
+    positions_BS = positions_of(attention_BS)
+    return of_batch(edited(batch, attention_mask=attention_BS, position_ids=positions_BS, scored_alone=alone_BT))
 
 
 SICK = GENERATE.replace("model(input_ids=ids, attention_mask=attention)", "model(input_ids=ids)")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN05",
-    name="attention_mask",
     severity=Severity.HARMFUL,
     summary="padding is attended to, or real tokens are hidden",
     fix="Make the attention mask from lengths and pass it in every forward pass on padded rows.",
-    explanation=__doc__,
     symptoms=(
         "padding tokens are attended to",
         "missing attention mask",
         "results depend on padding",
         "batch size changes the outputs",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: _padding_seen(1),
+    well=lambda: _padding_seen(0),
     scripts=Scripts(SICK, GENERATE),
     explains=frozenset({"SAMP06", "SAMP01", "SYNC01", "RAT01", "RAT07", "MASK04", "ALGN04", "ALGN10", "KL05"}),
 )

@@ -28,8 +28,8 @@ from itertools import islice
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_trainers import GENERATE
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.examples.scripts import GENERATE
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
@@ -37,7 +37,7 @@ from assay.programs.run.sight import is_mask, numbers_of, sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import follow, main_input, peel, walk
 from assay.record.batch import Array
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy, likely
 
 VIEWS = frozenset("view reshape squeeze unsqueeze transpose permute expand expand_as detach contiguous".split())
 IN_PLACE = ("zero_", "fill_", "masked_fill_", "mul_", "copy_", "logical_and_", "logical_or_", "clamp_")
@@ -50,10 +50,9 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         expanded = _expanded(value)
         if expanded is not None:
-            yield finding(
+            yield likely(
                 f"{value.place.text} writes into a tensor that expand() made: its columns or rows are one and the same "
                 "memory, and all of them change",
-                confidence=Confidence.LIKELY,
                 places=(value.place, expanded.place),
             )
             continue
@@ -62,9 +61,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         reader = next((user for user in mask.users if _reads(user, value, mask)), None)
         if reader is not None:
-            yield finding(
+            yield likely(
                 f"{value.place.text} changes a mask in place, and {reader.place.text} reads the same tensor after it",
-                confidence=Confidence.LIKELY,
                 places=(value.place, reader.place),
                 why=program.kinds.why(mask),
             )
@@ -90,11 +88,8 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 def _changed(value: Value) -> Value | None:
     """What an operation writes into."""
-    if value.op == "setitem":
-        return value.input
-    if value.name in IN_PLACE and value.op not in ("in_place", "library"):
-        return value.input
-    return None
+    writes = value.op == "setitem" or (value.name in IN_PLACE and value.op not in ("in_place", "library"))
+    return value.input if writes else None
 
 
 def _expanded(change: Value) -> Value | None:
@@ -108,8 +103,8 @@ def _expanded(change: Value) -> Value | None:
 
 
 def _repeated(expand: Value) -> list[int]:
-    """The dimensions along which an expanded tensor is one and the same memory, where the text tells."""
-    sizes = [one.constant for name, one in expand.arguments.items() if name.isdigit()]
+    """The dimensions along which an expanded tensor is one and the same memory, where the text shows it."""
+    sizes = [size.constant for name, size in expand.arguments.items() if name.isdigit()]
     if expand.op == "expand" and -1 in sizes:
         return [dim for dim, size in enumerate(sizes) if size != -1]
     inner = expand.input
@@ -139,7 +134,7 @@ def _memory(value: Value) -> Value:
 def _is_mask(program: Program, value: Value) -> bool:
     if program.kinds.is_a(value, Kind.MASK):
         return True
-    return any("mask" in name for user in value.users for name, one in user.arguments.items() if one is value)
+    return any("mask" in name for user in value.users for name in _names_in(user, value))
 
 
 def _reads(user: Value, change: Value, mask: Value) -> bool:
@@ -149,13 +144,15 @@ def _reads(user: Value, change: Value, mask: Value) -> bool:
     if user.order < change.order or _leads_to(user, change):
         inside = change.context.loops[-1:]
         again = bool(inside) and inside[0] in user.context.loops and inside[0] not in mask.context.loops
-        if not again or _leads_to(user, change) or user.order > change.order:
-            return False
-        return bool(change.users) is False and user.op in ("index", "mul")
-    is_pass = user.op in ("forward", "generate", "call") and any(
-        one is mask and "mask" in name for name, one in user.arguments.items()
-    )
+        is_before = user.order <= change.order and not _leads_to(user, change)
+        return again and is_before and not change.users and user.op in ("index", "mul")
+    is_pass = user.op in ("forward", "generate", "call") and any("mask" in name for name in _names_in(user, mask))
     return is_pass and bool(change.users)
+
+
+def _names_in(user: Value, value: Value) -> list[str]:
+    """The arguments of an operation that are this value."""
+    return [name for name, argument in user.arguments.items() if argument is value]
 
 
 def _leads_to(user: Value, change: Value) -> bool:
@@ -168,8 +165,8 @@ def _hidden_prompts(run: WatchedRun) -> Iterator[Verdict]:
     for forward in run.forwards:
         ids = numbers_of(forward.input_ids)
         for write in _writes(forward.attention_mask):
-            was, now = numbers_of(write.input), numbers_of(write)
-            if was is None or now is None or ids is None or not was.shape == now.shape == ids.shape:
+            was, now = _before_and_after(write)
+            if was is None or now is None or ids is None or now.shape != ids.shape:
                 continue
             hidden = (was != 0) & (now == 0)
             if hidden.any() and _were_attended(run, ids[hidden]):
@@ -183,8 +180,14 @@ def _hidden_prompts(run: WatchedRun) -> Iterator[Verdict]:
 def _writes(value: Value | None) -> Iterator[Value]:
     """The writes into the tensor itself, the last first."""
     kept = ("setitem", "changed", "index", "cast")
-    way = walk([value] if value is not None else [], main_input, until=lambda one: one.op not in kept)
+    way = walk([value] if value is not None else [], main_input, until=lambda step: step.op not in kept)
     return (write for write in way if write.op == "setitem")
+
+
+def _before_and_after(write: Value) -> tuple[Array | None, Array | None]:
+    """The numbers of the tensor that is written into; None where they are not known."""
+    was, now = numbers_of(write.input), numbers_of(write)
+    return (was, now) if was is not None and now is not None and was.shape == now.shape else (None, None)
 
 
 def _were_attended(run: WatchedRun, tokens: Array) -> bool:
@@ -205,8 +208,8 @@ def _changed_between_updates(run: WatchedRun) -> Iterator[Verdict]:
             first = masks.get(id(peel(write.input, ("setitem",))))
             if first is None or not any(first.order < update.order < write.order for update in run.updates):
                 continue
-            before, after = numbers_of(write.input), numbers_of(write)
-            if before is not None and after is not None and before.shape == after.shape and (before != after).any():
+            was, now = _before_and_after(write)
+            if was is not None and now is not None and (was != now).any():
                 yield finding(
                     f"`{write.place.text}` changes the mask of the rollouts in place while updates on them go on",
                     places=(write.place,),
@@ -221,24 +224,18 @@ SICK = GENERATE.replace(
     "    mask = loss_mask[:, -completions.shape[1]:].float()\n"
     "    rewards = torch",
 )
-
-
 WELL = SICK.replace("loss_mask = attention\n", "loss_mask = attention.clone()\n")
 
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN06",
-    name="mask_alias",
     severity=Severity.FATAL,
     summary="a mask is changed in place while it is in use under another name",
     fix="Copy the mask before changing it: mask.clone().",
-    explanation=__doc__,
     symptoms=(
         "mask changes after an in-place operation",
         "mask becomes empty by itself",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(SICK, WELL),
     explains=frozenset({"ALGN05", "RAT01", "RAT07", "KL05", "SAMP06"}),
 )

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_trainers import GENERATE
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.examples.scripts import GENERATE
 from assay.programs.facts.sampling.prompts import prompts_of
 from assay.programs.facts.sampling.scoring import ancestors_and_lists, made_of
 from assay.programs.graph import UNKNOWN, Value
@@ -37,7 +37,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for value in program.of("apply_chat_template"):
         added = value.setting("add_generation_prompt", False)
         role = _last_role(value)
-        is_prompt = id(value) in prompts
+        is_prompt = value in prompts
         if "**" in value.arguments or added is UNKNOWN or "continue_final_message" in value.arguments:
             continue
         if role == "assistant" or (not is_prompt and (role != "user" or not prompts)):
@@ -48,9 +48,8 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if added:
             yield healthy("the prompt ends with the words after which the assistant speaks", places=(value.place,))
             continue
-        said = (
-            "add_generation_prompt=False" if "add_generation_prompt" in value.arguments else "no add_generation_prompt"
-        )
+        is_given = "add_generation_prompt" in value.arguments
+        said = "add_generation_prompt=False" if is_given else "no add_generation_prompt"
         yield finding(
             f"apply_chat_template() makes the prompt of a rollout with {said}: the assistant's turn is not opened",
             confidence=Confidence.LIKELY if is_prompt or role == "user" else Confidence.POSSIBLE,
@@ -61,14 +60,18 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def _is_conversation(value: Value) -> bool:
     """prompt + completion"""
-    messages = value.argument("1") or value.argument("conversation") or value.argument("messages")
+    messages = _messages(value)
     return messages is not None and messages.op == "add"
+
+
+def _messages(value: Value) -> Value | None:
+    return value.argument("1") or value.argument("conversation") or value.argument("messages")
 
 
 def _is_one_of_several(program: Program, value: Value) -> bool:
     """Whether another call in the same file says it: then this one may be of whole conversations."""
-    others = [one for one in program.of("apply_chat_template") if one.place != value.place]
-    return any("add_generation_prompt" in one.arguments for one in others if one.place.file == value.place.file)
+    calls = [call for call in program.of("apply_chat_template") if call.place.file == value.place.file]
+    return any("add_generation_prompt" in call.arguments for call in calls if call.place != value.place)
 
 
 def _edit(value: Value) -> Edit | None:
@@ -76,47 +79,37 @@ def _edit(value: Value) -> Edit | None:
     return Edit(given, "True", safe=True) if given is not None and given.text == "False" else None
 
 
-def _behind_generation(program: Program) -> set[int]:
-    """Ids of all values that a call of generate() is given, or tokens are drawn after, and of what these are made."""
-    found: set[int] = set()
-    for generate in program.of("generate"):
-        given = [one for name, one in generate.arguments.items() if name != "input"]
-        for one in given:
-            found |= {id(value) for value in ancestors_and_lists(one)}
-    for prompts in prompts_of(program):
-        found |= {id(value) for value in made_of(prompts)}
-    return found
+def _behind_generation(program: Program) -> set[Value]:
+    """All values that a call of generate() is given, or tokens are drawn after, and of what these are made."""
+    calls = program.of("generate")
+    given = [argument for call in calls for name, argument in call.arguments.items() if name != "input"]
+    found = {value for argument in given for value in ancestors_and_lists(argument)}
+    return found | {value for prompts in prompts_of(program) for value in made_of(prompts)}
 
 
 def _last_role(value: Value) -> str:
     """The role of the last message, where the messages are written down."""
-    messages = value.argument("1") or value.argument("conversation") or value.argument("messages")
-    for _ in range(3):
-        thing = messages.thing if messages is not None else None
-        if not isinstance(thing, Listing) or not thing.elements:
-            break
-        messages = thing.elements[-1]
-    if messages is None or not isinstance(messages.thing, Table):
-        return ""
-    role = messages.thing.entries.get("role")
+    messages = _messages(value)
+    thing = messages.thing if messages is not None else None
+    while isinstance(thing, Listing) and thing.elements:  # one conversation, or several
+        thing = thing.elements[-1].thing
+    role = thing.entries.get("role") if isinstance(thing, Table) else None
     return role.constant if role is not None and isinstance(role.constant, str) else ""
 
 
 SICK = GENERATE.replace("add_generation_prompt=True, ", "")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN08",
-    name="no_generation_prompt",
     severity=Severity.HARMFUL,
     summary="the chat template is applied without the generation prompt, the words after which the assistant answers",
     fix="Pass add_generation_prompt=True where a prompt is made.",
-    explanation=__doc__,
     symptoms=(
         "model continues the user's message",
         "add_generation_prompt is missing",
         "chat template without assistant turn",
         "model answers as the user",
     ),
-    source=check_source,
     scripts=Scripts(SICK, GENERATE),
 )

@@ -2,10 +2,10 @@
 ## What it checks
 The tokens that a row attends to have the positions 0, 1, 2, ...: padding is not counted. The check reads the positions
 of the scoring pass, and whether log-probs changed when the row was scored with padding, alone, in another order, or by
-the model asked plainly.
+the plain log-probs of the model.
 
 ## Why it hurts
-A model with learned positions gives other log-probs to a row that was padded on the left: 34 nats a sequence were seen
+A model with learned positions gives other log-probs to a row padded on the left: 34 nats per sequence were seen
 with GPT-2. Rotary positions survive an offset, but not a gap between prompt and completion or a restart in the middle.
 The log-probs then depend on the other rows of the batch, and so do ratio and gradient.
 
@@ -30,10 +30,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
-from assay.doctor.context import mask_faults, moved_at_all, moved_by_company, rows_given
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import SIZE, P, edited, healthy_batch, noisy, of_batch
+from assay.doctor.facts.context import mask_faults, moved_at_all, moved_by_batch_mates, rows_given
 from assay.programs.run.rows import position_shifts
 from assay.programs.run.watched import Forward, WatchedRun
 from assay.record.batch import Array
@@ -54,34 +54,29 @@ OFF_LOW_PRECISION = 5e-2
 
 
 def check_batch(batch: Batch) -> Verdict:
-    dtype = batch.settings.get("dtype")
     if batch.get("position_ids") is None:
-        return _without_positions(batch, dtype)
+        return _without_positions(batch)
     offsets, broken = position_faults(batch)
     wrong = sorted({**offsets, **broken})
     rows = len(batch.need("attention_mask")[0])
     judged = rows - len(_rows_of_another_illness(batch))
     if not judged:
-        return not_applicable("the attention mask or the context of every row is wrong, its positions cannot be told")
+        return not_applicable("the attention mask or the context of every row is wrong, its positions are not known")
     if not wrong:
         return healthy(f"the positions of {judged} rows count their tokens from 0", Fact("rows compared", judged))
-    moved = moved_at_all(batch)
     first = next(iter(broken or offsets))
     what = broken.get(first) or f"begin at {offsets[first]}"
     facts = [Fact("rows with other positions than 0, 1, 2, ...", len(wrong), 0, batch.step, first)]
-    if moved is not None:
-        how, gap = moved
-        facts.append(Fact(f"mean change of a log-prob {how}", gap.mean, None, batch.step, gap.row, gap.token))
-        if gap.is_rounding(dtype):
-            return healthy(
-                f"{len(wrong)} of {rows} rows have an offset in their positions that the model ignores", *facts
-            )
-    sure = moved is not None or bool(broken)
-    effect = "" if moved is None else f"; log-probs change by {moved[1].mean:.2g} on average {moved[0]}"
+    move = moved_at_all(batch)
+    if move is not None:
+        facts.append(move.fact)
+        what += f"; {move}"
+    if move is not None and move.is_rounding:
+        return healthy(f"{len(wrong)} of {rows} rows have an offset in their positions that the model ignores", *facts)
     return finding(
-        f"{len(wrong)} of {rows} rows have wrong positions: those of row {first} {what}{effect}",
+        f"{len(wrong)} of {rows} rows have wrong positions: those of row {first} {what}",
         *facts,
-        confidence=Confidence.PROVEN if sure else Confidence.LIKELY,
+        confidence=Confidence.PROVEN if broken or move is not None else Confidence.LIKELY,
     )
 
 
@@ -148,21 +143,18 @@ def _rows_of_another_illness(batch: Batch) -> set[int]:
         return set()
 
 
-def _without_positions(batch: Batch, dtype: str | None) -> Verdict:
+def _without_positions(batch: Batch) -> Verdict:
     """The numbers alone: padding moves them although the attention mask is right, so the positions are left."""
-    moved = moved_by_company(batch)
-    if moved is None:
+    move = moved_by_batch_mates(batch)
+    if move is None:
         raise Missing("position_ids")
-    how, gap = moved
-    fact = Fact(f"mean change of a log-prob {how}", gap.mean, None, batch.step, gap.row, gap.token)
-    if gap.is_rounding(dtype):
-        return healthy("padding and company do not move log-probs", fact)
+    if move.is_rounding:
+        return healthy("padding and batch-mates do not move log-probs", move.fact)
     if batch.get("attention_mask") is None or mask_faults(batch):
         return not_enough_data("position_ids: the attention mask is the likelier cause")
     return finding(
-        f"log-probs change by {gap.mean:.2g} on average {how} although the attention mask is right: the positions "
-        "probably count padding",
-        fact,
+        f"{move} although the attention mask is right: the positions probably count padding",
+        move.fact,
         confidence=Confidence.LIKELY,
     )
 
@@ -183,39 +175,23 @@ def _with_gap(columns: int) -> Evidence:
     """Prompts padded on the right to one width: positions count the padding between prompt and completion."""
     batch = healthy_batch()
     positions_BS = batch.arrays["position_ids"].copy()
-    prompt_columns = batch.arrays["prompt_tokens"].shape[1]
-    positions_BS[:4, prompt_columns:] += columns
-    changes: dict[str, Array] = {"position_ids": positions_BS}
-    if columns:
-        noise_BT = np.random.default_rng(5).normal(0.0, 0.3, size=batch.arrays["mask"].shape)
-        noise_BT[4:] = 0.0
-        changes["scored_alone"] = batch.arrays["scored_alone"] + noise_BT * batch.arrays["mask"]
-    return of_batch(edited(batch, **changes))
+    positions_BS[:SIZE, P:] += columns
+    alone_BT = noisy(batch, "scored_alone", rows=slice(SIZE)) if columns else batch.arrays["scored_alone"]
+    return of_batch(edited(batch, position_ids=positions_BS, scored_alone=alone_BT))
 
 
-def sick() -> Evidence:
-    return _with_gap(2)
-
-
-def well() -> Evidence:
-    return _with_gap(0)
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN04",
-    name="position_ids",
     severity=Severity.HARMFUL,
     summary="the positions of the scoring pass count padding",
     fix="Derive position_ids from the attention mask, (attention_mask.cumsum(1) - 1).clamp(min=0), in every forward "
     "pass.",
-    explanation=__doc__,
     symptoms=(
         "left padding changes log-probs",
         "wrong position ids with left padding",
     ),
-    run=check_run,
-    sick=sick,
-    well=well,
-    batch=check_batch,
+    sick=lambda: _with_gap(2),
+    well=lambda: _with_gap(0),
     explains=frozenset({"SAMP06", "SAMP01", "SYNC01", "RAT01", "RAT07", "MASK04", "ALGN10", "KL05"}),
 )

@@ -25,20 +25,22 @@ prompt, or few others that share no more than their last token (a question mark)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import GROUPS, PAD, SIZE, edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GENERATE
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.sampling.prompts import prompts_of
 from assay.programs.facts.sampling.scoring import lists_of, made_of
 from assay.programs.facts.sampling.tokens import is_encoding, is_tokenizer
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.programs.walk import walk
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable, not_enough_data
 
 LOOKS_UP = frozenset("index find get token_to_id convert_tokens_to_ids piece_to_id PieceToId".split())
 LEAST_WHOLE = 3  # different prompts that end alike: two may do so by chance
@@ -64,9 +66,9 @@ def check_batch(batch: Batch) -> Verdict:
     whole = [prompt for prompt in rows if prompt[-1] == last]
     if len(whole) < LEAST_WHOLE:
         return not_enough_data(f"{LEAST_WHOLE} different prompts that end alike")
-    ending = _common_ending(whole)
+    ending = _length_of_common_ending(whole)
     cut = [prompt for prompt in rows if prompt[-1] != last]
-    fact = Fact("tokens that the other prompts have in common at their end", len(ending))
+    fact = Fact("tokens that the other prompts have in common at their end", ending)
     if not cut:
         return healthy("the longest prompts end as the others do", fact, Fact("longest prompt in tokens", longest))
     is_plain = len(cut) >= 2 and len(whole) > LEAST_WHOLE  # three may share one last token by chance
@@ -76,8 +78,21 @@ def check_batch(batch: Batch) -> Verdict:
         Fact("prompts without the common ending", len(cut), 0, batch.step, rows[cut[0]]),
         fact,
         Fact("their length in tokens", longest),
-        confidence=Confidence.LIKELY if len(ending) >= 2 or is_plain else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if ending >= 2 or is_plain else Confidence.POSSIBLE,
     )
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    sides = _sides(program)
+    for value in dict.fromkeys(value for prompts in prompts_of(program) for value in made_of(prompts)):
+        if is_encoding(value) and value.setting("truncation", False) in (True, "longest_first", "only_first"):
+            yield from _of_encoding(value, sides)
+        if _is_cut(program, value):
+            yield likely(
+                f"{value.place.text} keeps the beginning of a prompt: the words after which the policy is to speak "
+                "are cut off",
+                places=(value.place,),
+            )
 
 
 def _all_of_one_length(batch: Batch, rows: dict[tuple[int, ...], int], length: int) -> Verdict:
@@ -98,105 +113,42 @@ def _all_of_one_length(batch: Batch, rows: dict[tuple[int, ...], int], length: i
     )
 
 
-def _common_ending(prompts: list[tuple[int, ...]]) -> tuple[int, ...]:
-    first = prompts[0]
-    length = 0
-    while length < min(map(len, prompts)) and len({prompt[-1 - length] for prompt in prompts}) == 1:
-        length += 1
-    return first[len(first) - length :]
-
-
-def _example(limit: int) -> Evidence:
-    """Four questions of 3 to 6 tokens and a prefix of two, cut to `limit` tokens."""
-    batch = healthy_batch()
-    random = np.random.default_rng(3)
-    prompts = [[*random.integers(10, 50, size=3 + number), 4, 5][:limit] for number in range(GROUPS)]
-    width = max(map(len, prompts))
-    prompts_GP = np.array([[PAD] * (width - len(prompt)) + prompt for prompt in prompts])
-    prompts_BP = np.repeat(prompts_GP, SIZE, axis=0)
-    # what the model was given holds other prompts: not part of this example
-    return of_batch(
-        edited(
-            batch,
-            prompt_tokens=prompts_BP,
-            prompt_mask=prompts_BP != PAD,
-            input_ids=None,
-            attention_mask=None,
-            position_ids=None,
-        )
-    )
-
-
-def sick() -> Evidence:
-    return _example(limit=7)
-
-
-def well() -> Evidence:
-    return _example(limit=8)
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    sides = _sides(program)
-    seen: set[int] = set()
-    for prompts in prompts_of(program):
-        for value in made_of(prompts):
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if is_encoding(value) and value.setting("truncation", False) in (True, "longest_first", "only_first"):
-                yield from _of_encoding(value, sides)
-            cut = _cut(program, value)
-            if cut is not None:
-                yield finding(
-                    f"{value.place.text} keeps the beginning of a prompt: the words after which the policy is to speak "
-                    "are cut off",
-                    confidence=Confidence.LIKELY,
-                    places=(value.place,),
-                )
+def _length_of_common_ending(prompts: list[tuple[int, ...]]) -> int:
+    columns = zip(*(reversed(prompt) for prompt in prompts), strict=False)
+    return sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, columns))
 
 
 def _of_encoding(value: Value, sides: set[object]) -> Iterator[Verdict]:
     side = value.setting("truncation_side", None)
+    lost = "a prompt that is too long loses its end, with the words after which the policy is to speak: the truncation"
+    places = (value.place,)
     if side == "left" or (side is None and "left" in sides):
-        yield healthy("prompts that are too long lose their beginning", places=(value.place,))
+        yield healthy("prompts that are too long lose their beginning", places=places)
     elif side == "right" or "right" in sides:
-        yield finding(
-            "a prompt that is too long loses its end, with the words after which the policy is to speak: the "
-            "truncation side is right",
-            confidence=Confidence.LIKELY,
-            places=(value.place,),
-        )
+        yield likely(f"{lost} side is right", places=places)
     elif "max_length" in value.arguments and not sides and is_tokenizer(value.argument("callee") or value.input):
-        yield finding(
-            "a prompt that is too long loses its end, with the words after which the policy is to speak: the "
-            "truncation side is not set, and most tokenizers cut on the right",
-            confidence=Confidence.POSSIBLE,
-            places=(value.place,),
-        )
+        what = f"{lost} side is not set, and most tokenizers cut on the right"
+        yield finding(what, confidence=Confidence.POSSIBLE, places=places)
 
 
 def _sides(program: Program) -> set[object]:
     """What the script says of truncation sides; UNKNOWN where it says it by a variable."""
-    given = [one.arguments["truncation_side"] for one in program.of("call") if "truncation_side" in one.arguments]
-    given += [one.arguments["value"] for one in program.of("setattr") if one.name == "truncation_side"]
-    return {one.constant if isinstance(one.constant, str) else UNKNOWN for one in given}
+    given = [call.setting("truncation_side") for call in program.of("call") if "truncation_side" in call.arguments]
+    given += [change.setting("value") for change in program.of("setattr") if change.name == "truncation_side"]
+    return {side if isinstance(side, str) else UNKNOWN for side in given}
 
 
-def _cut(program: Program, value: Value) -> Value | None:
-    """x[:n] of the tokens or of the text of one prompt, with a number that is a setting and no length of its own."""
+def _is_cut(program: Program, value: Value) -> bool:
+    """x[:n] of the tokens or of the text of one prompt, with a number that is a setting, not a length of its own."""
+    source, keys = value.input, value.keys
     if value.op == "listing":
         cut = value.argument("slice")
-        return value if cut is not None and _is_head(cut) and _is_tokens(value) else None
-    if value.op != "index" or value.input is None or program.kinds.is_a(value.input, Kind.SAMPLED):
-        return None
-    keys = value.keys
-    if not _is_head(keys[-1]):
-        return None
-    source = value.input
+        return cut is not None and _is_head(cut) and _is_tokens(value)
+    if value.op != "index" or source is None or not _is_head(keys[-1]) or program.kinds.is_a(source, Kind.SAMPLED):
+        return False
     if len(keys) == 1:
-        return value if source.op in ("apply_chat_template", "encode") else None
-    of_tokens = source.op in ("index", "attribute") and source.name == "input_ids"
-    return value if of_tokens and not keys[0].arguments else None
+        return source.op in ("apply_chat_template", "encode")
+    return source.op in ("index", "attribute") and source.name == "input_ids" and not keys[0].arguments
 
 
 def _is_head(cut: Value) -> bool:
@@ -208,29 +160,22 @@ def _is_head(cut: Value) -> bool:
 
 def _is_tokens(listing: Value) -> bool:
     """Whether a list holds numbers that were looked up in a vocabulary: the tokens of one text, and no padding."""
-    if any(one.op == "list_repeat" for one in _joined(listing)):
+    if any(part.op == "list_repeat" for part in walk(listing, lists_of)):
         return False  # (ids + [PAD] * n)[:n] is a row of fixed width
-    parts = [one for name, one in listing.arguments.items() if name != "slice"]
-    looked_up = [one for one in parts if _is_token(one)]
-    return bool(looked_up) and all(one in looked_up or _is_fixed(one) for one in parts)
-
-
-def _joined(listing: Value, depth: int = 6) -> Iterator[Value]:
-    for one in lists_of(listing) if depth else ():
-        yield one
-        yield from _joined(one, depth - 1)
+    parts = [part for name, part in listing.arguments.items() if name != "slice"]
+    return any(map(_is_token, parts)) and all(_is_token(part) or _is_fixed(part) for part in parts)
 
 
 def _is_token(value: Value) -> bool:
     """The number of a piece of text: vocabulary[piece], letters.index(piece), ord(letter) - 97."""
     if value.op in ("add", "sub"):
-        return any(_is_token(one) for one in value.inputs) and all(_is_token(o) or _is_fixed(o) for o in value.inputs)
+        return any(map(_is_token, value.inputs)) and all(_is_token(part) or _is_fixed(part) for part in value.inputs)
     if value.op in ("method", "call"):
         return value.name in LOOKS_UP if value.op == "method" else value.name == "builtins.ord"
     if value.op != "element" or "key" not in value.arguments or value.thing is not None:
         return False
-    held = [value.arguments["input"], *value.arguments["input"].inputs]
-    return not any(isinstance(one.constant, str) for one in held if one.op != "enumerate")
+    holders = [value.arguments["input"], *value.arguments["input"].inputs]
+    return not any(isinstance(holder.constant, str) for holder in holders if holder.op != "enumerate")
 
 
 def _is_fixed(value: Value) -> bool:
@@ -238,22 +183,31 @@ def _is_fixed(value: Value) -> bool:
     return isinstance(value.constant, int) or (value.op == "len" and value.input is not None)
 
 
-ILLNESS = Illness(
+def _example(limit: int) -> Evidence:
+    """Four questions of 3 to 6 tokens and a prefix of two, cut to `limit` tokens."""
+    random = np.random.default_rng(3)
+    prompts = [[*random.integers(10, 50, size=3 + number), 4, 5][:limit] for number in range(GROUPS)]
+    width = max(map(len, prompts))
+    prompts_GP = np.array([[PAD] * (width - len(prompt)) + prompt for prompt in prompts])
+    prompts_BP = np.repeat(prompts_GP, SIZE, axis=0)
+    # what the model was given holds other prompts: not part of this example
+    changes = dict.fromkeys(("input_ids", "attention_mask", "position_ids"))
+    return of_batch(edited(healthy_batch(), prompt_tokens=prompts_BP, prompt_mask=prompts_BP != PAD, **changes))
+
+
+ILLNESS = illness(
+    __name__,
     code="ALGN07",
-    name="prompt_truncated",
     severity=Severity.HARMFUL,
     summary="prompts were cut on the right and lack their last words, after which the policy answers",
     fix="Leave prompts that are too long out, or cut them on the left.",
-    explanation=__doc__,
     symptoms=(
         "prompt is truncated",
         "prompt too long and cut off",
         "max_prompt_length cuts the question",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: _example(limit=7),
+    well=lambda: _example(limit=8),
     scripts=Scripts(GENERATE.replace('truncation_side="left"', 'truncation_side="right"'), GENERATE),
     explains=frozenset({"ADV09", "MET03"}),
 )

@@ -29,27 +29,24 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.logprobs import row_lengths
+from assay.doctor.examples.scripts import GENERATE
+from assay.doctor.facts.logprobs import row_lengths
 from assay.programs.facts.sampling.draws import draws
 from assay.programs.facts.sampling.scoring import made_of, scorings
 from assay.programs.facts.sampling.tokens import is_text
-from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy
+from assay.verdict import Fact, Place, Severity, Verdict, finding, healthy, likely
 
 
 def check_batch(batch: Batch) -> Verdict:
     tokens_BT, sampled_BT = batch.need("tokens", "sampled_tokens")
     lengths_B = row_lengths(batch)
     inside_BT = np.arange(tokens_BT.shape[1]) < lengths_B[:, None]
-    forced_BT = batch.get("forced")
-    other_BT = inside_BT & (tokens_BT != sampled_BT)
-    if forced_BT is not None:
-        other_BT = other_BT & ~forced_BT
+    forced_BT = batch.arrays.get("forced", np.zeros(tokens_BT.shape, dtype=bool))
+    other_BT = inside_BT & (tokens_BT != sampled_BT) & ~forced_BT
     rows = int(other_BT.any(axis=1).sum())
     compared = int(inside_BT.sum())
     if not rows:
@@ -64,49 +61,33 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _other_id_at(column: int) -> Evidence:
-    """The sampler returned another id in that column of every row."""
-    batch = healthy_batch()
-    sampled_BT = batch.arrays["sampled_tokens"].copy()
-    sampled_BT[0, column] += 1
-    return of_batch(edited(batch, sampled_tokens=sampled_BT))
-
-
-def sick() -> Evidence:
-    """One token of one row."""
-    return _other_id_at(1)
-
-
-def well() -> Evidence:
-    """The same, behind the end of the row: padding may have any id."""
-    batch = healthy_batch()
-    return _other_id_at(int(batch.arrays["lengths"][0]))
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
-    drawn = {id(one) for one in draws(program)}
+    drawn = set(draws(program))
     seen: set[Place] = set()
     for scoring in scorings(program):
         if not scoring.is_trained:
             continue
         behind = list(made_of(scoring.tokens))
-        texts = [one for one in behind if is_text(one)]
-        text = next((one for one in texts if _is_of_drawn(one, drawn)), None)
+        texts = [value for value in behind if is_text(value)]
+        text = next((text for text in texts if not drawn.isdisjoint(made_of(text))), None)
         if text is not None and text.place not in seen:
             seen.add(text.place)
-            yield finding(
+            yield likely(
                 f"the tokens in the loss ({scoring.tokens.shown}) are made of text that was decoded from drawn tokens "
                 f"({text.place.text}): encoding may give other ids than were drawn",
-                confidence=Confidence.LIKELY,
                 places=(text.place, scoring.value.place),
                 why=program.kinds.why(scoring.value),
             )
-        elif text is None and any(id(one) in drawn for one in behind):
+        elif text is None and not drawn.isdisjoint(behind):
             yield healthy("the tokens in the loss are those that were drawn", places=(scoring.value.place,))
 
 
-def _is_of_drawn(text: Value, drawn: set[int]) -> bool:
-    return any(id(one) in drawn for one in made_of(text))
+def _other_id(*, behind_end: bool) -> Evidence:
+    """The sampler returned another id at one token, or behind the end of the row: padding may have any id."""
+    batch = healthy_batch()
+    sampled_BT = batch.arrays["sampled_tokens"].copy()
+    sampled_BT[0, batch.arrays["lengths"][0] if behind_end else 1] += 1
+    return of_batch(edited(batch, sampled_tokens=sampled_BT))
 
 
 SICK = GENERATE.replace(
@@ -116,22 +97,19 @@ SICK = GENERATE.replace(
     '    ids = torch.cat([prompts["input_ids"], completions], dim=1)\n',
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN02",
-    name="retokenise",
     severity=Severity.HARMFUL,
     summary="the trained ids are not the sampled ids",
     fix="Carry the sampled ids to the loss; decode them for the reward only.",
-    explanation=__doc__,
     symptoms=(
         "tokens change after decode and encode",
         "retokenization changes the ids",
         "token ids differ between rollout and training",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: _other_id(behind_end=False),
+    well=lambda: _other_id(behind_end=True),
     scripts=Scripts(SICK, GENERATE),
     explains=frozenset({"SAMP06", "SYNC01", "RAT07", "ALGN03", "ALGN05", "ALGN09", "ALGN10", "ADV10", "MASK01"}),
 )

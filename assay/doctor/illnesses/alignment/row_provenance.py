@@ -29,11 +29,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
+from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.facts.rounding import dtype_of
 from assay.doctor.recompute.advantages import advantages
-from assay.programs.run.roles import MOST, Piece
+from assay.doctor.recompute.consistent import consistent
+from assay.programs.run.roles import MOST, LossPiece
 from assay.programs.run.rows import picked_rows, takes_rows
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import main_input, walk
@@ -110,7 +112,7 @@ def _pairs(batch: Batch) -> Iterator[tuple[str, str]]:
 
 def _rows_that_fit_elsewhere(batch: Batch, suspect: str, witness: str) -> Verdict | None:
     mask_BT, suspect_BT, witness_BT = batch.need("mask", suspect, witness)
-    fits = FITS.get(batch.settings.get("dtype", "float32"), FITS["float32"])
+    fits = FITS[dtype_of(batch)]
     own_B = _distances(suspect_BT, witness_BT, mask_BT)
     misfits = np.flatnonzero(own_B > FAR * fits)[:MOST_COMPARED]
     places: dict[int, int] = {}  # row -> the row whose numbers it holds
@@ -146,7 +148,7 @@ def _distances(one_BT: Array, other_BT: Array, mask_BT: Array) -> Array:
 
 
 def _expected_advantages(batch: Batch) -> Array | None:
-    """One a row, by the configured formula; None where that cannot be computed."""
+    """One per row, by the configured formula; None where that cannot be computed."""
     recorded = batch.get("advantages")
     if recorded is None or recorded.ndim != 1 or batch.settings.get("combine", "sum") != "sum":
         return None
@@ -177,78 +179,58 @@ def _advantages_elsewhere(batch: Batch, expected_B: Array) -> Verdict | None:
     advantages_B, groups_B = batch.need("advantages", "group_ids")
     limit = ADVANTAGE * float(np.abs(expected_B).max(initial=0.0))
     wrong_B = np.abs(advantages_B - expected_B) > limit
-    # few different numbers fit many orders: the wrong rows must be enough to tell one order from chance
+    # few different numbers fit many orders: the wrong rows must be enough to tell an order apart from chance
     if wrong_B.sum() < max(LEAST_ROWS, len(wrong_B) // 8) or len(np.unique(np.round(expected_B, 6))) < 3:
         return None
+    row = int(np.flatnonzero(wrong_B)[0])
+    what = f"the advantages of {int(wrong_B.sum())} rows do not follow from their rewards"
+    facts = (
+        Fact("advantage", float(advantages_B[row]), None, batch.step, row),
+        Fact("advantage by its reward", float(expected_B[row])),
+    )
     for name, order in _orders(groups_B):
         if (np.abs(advantages_B - expected_B[order]) <= limit).all():
-            row = int(np.flatnonzero(wrong_B)[0])
-            return finding(
-                f"the advantages of {int(wrong_B.sum())} rows do not follow from their rewards; {name} they all do",
-                Fact("advantage", float(advantages_B[row]), None, batch.step, row),
-                Fact("advantage by its reward", float(expected_B[row])),
-            )
-    return _in_some_order(batch, advantages_B, expected_B, wrong_B, limit)
-
-
-def _in_some_order(
-    batch: Batch, advantages_B: Array, expected_B: Array, wrong_B: Array, limit: float
-) -> Verdict | None:
-    """All numbers are right and stand at other rows; no rule says at which."""
+            return finding(f"{what}; {name} they all do", *facts)
+    # all numbers may be right and stand at other rows, by no rule
     apart = len(np.unique(np.round(np.abs(expected_B), 3)))
     same = bool((np.abs(np.sort(advantages_B) - np.sort(expected_B)) <= limit).all())
     flipped = bool((np.abs(advantages_B + expected_B) <= limit).all())  # of symmetric rewards: see formula
-    moved = int(wrong_B.sum())
     if not same or flipped or apart < LEAST_NUMBERS:
         return None
-    row = int(np.flatnonzero(wrong_B)[0])
     return finding(
-        f"the advantages of {moved} rows do not follow from their rewards, but all of them are those of "
-        "some other row: they were put in another order than the rows",
-        Fact("advantage", float(advantages_B[row]), None, batch.step, row),
-        Fact("advantage by its reward", float(expected_B[row])),
+        f"{what}, but all of them are those of some other row: they were put in another order than the rows",
+        *facts,
         Fact("different numbers among them", apart, LEAST_NUMBERS),
         confidence=Confidence.LIKELY,
     )
 
 
-def _is_reordered(piece: Piece) -> bool:
+def _is_reordered(piece: LossPiece) -> bool:
     """Whether rows were moved once more behind the pass."""
-    return any(map(takes_rows, walk(piece.new, main_input, until=lambda one: one.op == "forward")))
+    return any(map(takes_rows, walk(piece.new, main_input, until=lambda value: value.op == "forward")))
 
 
 def _example(shift: int) -> Evidence:
-    """The old log-probs of all rows, shifted by so many rows."""
+    """The old log-probs of all rows, shifted by that many rows."""
     batch = healthy_batch()
     old_BT = np.roll(batch.arrays["old_logprobs"], shift, axis=0)
-    return of_batch(edited(batch, old_logprobs=old_BT, **_loss({**batch.arrays, "old_logprobs": old_BT})))
+    return of_batch(consistent(batch, old_logprobs=old_BT))
 
 
-def sick() -> Evidence:
-    return _example(shift=1)
-
-
-def well() -> Evidence:
-    return _example(shift=0)
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN10",
-    name="row_provenance",
     severity=Severity.FATAL,
     summary="log-probs or advantages of a row belong to another sample",
     fix="Shuffle, filter and gather all arrays of a batch together, by one index.",
-    explanation=__doc__,
     symptoms=(
         "rows are mixed up after shuffling",
         "log-probs of another sample",
         "advantages belong to another row",
         "gather across GPUs reorders samples",
     ),
-    run=check_run,
-    sick=sick,
-    well=well,
-    batch=check_batch,
+    sick=lambda: _example(shift=1),
+    well=lambda: _example(shift=0),
     explains=frozenset(
         {
             "ADV01", "ADV03", "ADV05", "ADV10", "CLIP01", "KL05", "LOSS06", "MET05", "MET06", "MET07", "NUM02", "RAT01",

@@ -27,22 +27,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.logprobs import both_finite
+from assay.doctor.facts.logprobs import both_finite
+from assay.doctor.facts.rounding import dtype_of
 from assay.programs.facts.kinds import PASSES, SCORES, Kind
 from assay.programs.facts.sampling.draws import draws, is_greedy
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.collections import table_of_values
 from assay.programs.read.things import Table
-from assay.programs.walk import descendants, walk
+from assay.programs.walk import descendants, main_input, peel, walk
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely
 
 LIMIT = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}  # of |sampler - trainer|: rounding leaves less
-LEAST = 8  # tokens that differ: fewer are no pattern
+LEAST = 8  # tokens that differ: fewer are not a pattern
 NEARLY_ALL = 0.98  # of them must be too high
 LARGE = 0.1  # nats: the median excess; that of truncated sampling is mostly smaller
 MOVES_TOGETHER = 0.5  # slope of sampler over trainer: 1 if shifted, near 0 if it belongs to another token
@@ -53,7 +54,7 @@ def check_batch(batch: Batch) -> Verdict:
     witness = "plain_logprobs" if has_plain else "old_logprobs"
     inside_BT = both_finite(batch, "sampler_logprobs", witness)
     sampler_BT, witness_BT = batch.need("sampler_logprobs", witness)
-    limit = LIMIT.get(batch.settings.get("dtype", "float32"), LIMIT["float32"])
+    limit = LIMIT[dtype_of(batch)]
     off_BT = inside_BT & (np.abs(np.where(inside_BT, sampler_BT - witness_BT, 0.0)) > limit)
     sampler_N, witness_N = sampler_BT[off_BT], witness_BT[off_BT]
     count, total = int(off_BT.sum()), int(inside_BT.sum())
@@ -74,6 +75,26 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    yield from _first_entries(program)
+    yield from _any_entries(program)
+    drawn = [draw for draw in draws(program) if not is_greedy(draw)]
+    if not drawn:
+        return
+    for value in program.of("max", "amax", "topk"):
+        known = program.kinds.of(value.input)
+        over_vocabulary = known is not None and known.kind is Kind.LOG_SOFTMAX
+        if not (over_vocabulary or _is_of_distribution(value.input)) or value.setting("dim", -1) not in (-1, 1, 2):
+            continue
+        if value.op == "topk" and value.setting("k") != 1:
+            continue
+        if _is_in_ratio(program, value):
+            yield likely(
+                f"{value.place.text} is the log-prob of the likeliest token, and a ratio takes it for the drawn one",
+                places=(value.place, drawn[0].place),
+            )
+
+
 def _is_of_the_likeliest(sampler_N: Array, witness_N: Array) -> bool:
     """Whether each sampler log-prob can be that of a likelier token than the sampled one, at the same place."""
     excess_N = sampler_N - witness_N
@@ -85,68 +106,21 @@ def _is_of_the_likeliest(sampler_N: Array, witness_N: Array) -> bool:
     return slope < MOVES_TOGETHER
 
 
-def _example(*, likeliest: bool) -> Evidence:
-    """Every other token of a row is not the likeliest one at its place."""
-    batch = healthy_batch()
-    mask_BT, old_BT = batch.need("mask", "old_logprobs")
-    random = np.random.default_rng(4)
-    is_other_BT = mask_BT & (old_BT < np.log(0.4)) & (random.random(mask_BT.shape) < 0.5)
-    likeliest_BT = np.log(random.uniform(0.42, 0.55, size=mask_BT.shape))
-    sampler_BT = batch.arrays["sampler_logprobs"]
-    if likeliest:
-        sampler_BT = np.where(is_other_BT, likeliest_BT, sampler_BT)
-    return of_batch(edited(batch, sampler_logprobs=sampler_BT, entropy=np.where(mask_BT, 1.5, 0.0)))
-
-
-def sick() -> Evidence:
-    return _example(likeliest=True)
-
-
-def well() -> Evidence:
-    return _example(likeliest=False)
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    yield from _first_entries(program)
-    yield from _any_entries(program)
-    drawn = [one for one in draws(program) if not is_greedy(one)]
-    if not drawn:
-        return
-    for value in program.of("max", "amax", "topk"):
-        known = program.kinds.of(value.input)
-        over_vocabulary = known is not None and known.kind is Kind.LOG_SOFTMAX
-        if not (over_vocabulary or _is_of_distribution(value.input)) or value.setting("dim", -1) not in (-1, 1, 2):
-            continue
-        if value.op == "topk" and value.setting("k") != 1:
-            continue
-        if _is_in_ratio(program, value):
-            yield finding(
-                f"{value.place.text} is the log-prob of the likeliest token, and a ratio takes it for the drawn one",
-                confidence=Confidence.LIKELY,
-                places=(value.place, drawn[0].place),
-            )
-
-
 def _is_of_distribution(value: Value | None) -> bool:
-    return (
-        value is not None
-        and value.op == "attribute"
-        and value.name == "logits"
-        and (value.input is not None and value.input.op == "categorical")
-    )
+    holder = value.input if value is not None and value.op == "attribute" and value.name == "logits" else None
+    return holder is not None and holder.op == "categorical"
 
 
 def _is_in_ratio(program: Program, value: Value) -> bool:
     """Whether its values, not its indices, are subtracted from log-probs of tokens."""
-    for one in descendants(value):
-        if one.op != "sub":
+    for difference in descendants(value):
+        if difference.op != "sub" or not any(user.op in ("exp", "mul", "clamp") for user in difference.users):
             continue
-        other = one.argument("other")
-        sides = [program.kinds.of(one.input), program.kinds.of(other)]
-        scored = [side for side in sides if side is not None and side.kind is Kind.LOGPROBS]
-        raw = [side for side in sides if side is not None and side.kind in SCORES]
-        one_side = len(scored) == 1 or any(side is not None and _holds(side, value) for side in (one.input, other))
-        if scored and one_side and not raw and any(user.op in ("exp", "mul", "clamp") for user in one.users):
+        sides = [side for side in (difference.input, difference.argument("other")) if side is not None]
+        kinds = [known.kind for side in sides if (known := program.kinds.of(side)) is not None]
+        scored = kinds.count(Kind.LOGPROBS)
+        is_one_side = scored == 1 or any(_holds(side, value) for side in sides)
+        if scored and is_one_side and not any(kind in SCORES for kind in kinds):
             return True
     return False
 
@@ -154,9 +128,10 @@ def _is_in_ratio(program: Program, value: Value) -> bool:
 def _holds(side: Value, part: Value) -> bool:
     """Whether the numbers of one value stand in the other: through lists, tensors and slices, not through a network."""
 
-    def inside(one: Value) -> list[Value]:
-        picks = one.op in ("index", "attribute", "leave")
-        return [given for name, given in one.arguments.items() if one.op in PASSES or (picks and name == "input")]
+    def inside(holder: Value) -> list[Value]:
+        if holder.op in PASSES:
+            return holder.inputs
+        return list(main_input(holder)) if holder.op in ("index", "attribute", "leave") else []
 
     return part in walk(side, inside)
 
@@ -169,16 +144,15 @@ def _first_entries(program: Program) -> Iterator[Verdict]:
             continue
         if not _is_logprobs(holder.input) or any(loop.source is holder for loop in value.context.loops):
             continue
-        asked = [one.setting("logprobs") for one in program.of("call") if one.name.endswith("SamplingParams")]
-        if not any(isinstance(number, int) and number > 0 for number in asked):
+        requested = [call.setting("logprobs") for call in program.of("call") if call.name.endswith("SamplingParams")]
+        if not any(isinstance(number, int) and number > 0 for number in requested):
             continue  # asked for none beside it, the engine reports the drawn token alone
-        yield finding(
+        yield likely(
             f"{value.place.text} takes the first of a dictionary of log-probs, which need not be the drawn token's",
-            confidence=Confidence.LIKELY,
             places=(value.place,),
         )
     for value in program.of("index"):
-        if _is_logprobs_of_engine(value):
+        if _is_logprobs(value.input) and value.input is not None and value.input.op in ("element", "index"):
             yield healthy("a log-prob is looked up by its token", places=(value.place,))
 
 
@@ -192,9 +166,8 @@ def _any_entries(program: Program) -> Iterator[Verdict]:
         if holder is None or not _holds_candidates(program, holder) or not _is_in_ratio(program, value):
             continue
         which = "first" if value.op == "element" else "greatest"
-        yield finding(
+        yield likely(
             f"{value.place.text} takes the {which} of a dictionary of log-probs, which need not be the drawn token's",
-            confidence=Confidence.LIKELY,
             places=(value.place, holder.place),
         )
 
@@ -205,22 +178,26 @@ def _holds_candidates(program: Program, holder: Value) -> bool:
     if not isinstance(table, Table) or table.entries or not table.rest:
         return False
     several = len(table.rest) > 1 or len(table.rest[0].context.loops) > len(holder.context.loops)
-    return several and any(program.kinds.is_a(one, Kind.LOG_SOFTMAX, Kind.LOGPROBS) for one in table.rest)
+    return several and any(program.kinds.is_a(entry, Kind.LOG_SOFTMAX, Kind.LOGPROBS) for entry in table.rest)
 
 
-def _is_logprobs(value: Value | None, depth: int = 6) -> bool:
+def _is_logprobs(value: Value | None) -> bool:
     """An element of the `logprobs` of an engine's output."""
-    while value is not None and depth:
-        if value.op == "attribute":
-            return value.name in ("logprobs", "token_logprobs")
-        if value.op not in ("element", "index", "phi"):
-            return False
-        value, depth = value.input or value.arguments.get("0"), depth - 1
-    return False
+    holder = peel(value, ("element", "index", "phi"), by=("input", "0"))
+    return holder is not None and holder.op == "attribute" and holder.name in ("logprobs", "token_logprobs")
 
 
-def _is_logprobs_of_engine(value: Value) -> bool:
-    return _is_logprobs(value.input) and value.input is not None and value.input.op in ("element", "index")
+def _example(*, likeliest: bool) -> Evidence:
+    """Every other token of a row is not the likeliest one at its place."""
+    batch = healthy_batch()
+    mask_BT, old_BT = batch.need("mask", "old_logprobs")
+    random = np.random.default_rng(4)
+    is_other_BT = mask_BT & (old_BT < np.log(0.4)) & (random.random(mask_BT.shape) < 0.5)
+    likeliest_BT = np.log(random.uniform(0.42, 0.55, size=mask_BT.shape))
+    sampler_BT = batch.arrays["sampler_logprobs"]
+    if likeliest:
+        sampler_BT = np.where(is_other_BT, likeliest_BT, sampler_BT)
+    return of_batch(edited(batch, sampler_logprobs=sampler_BT, entropy=np.where(mask_BT, 1.5, 0.0)))
 
 
 SCRIPT_SICK = """
@@ -242,21 +219,18 @@ SCRIPT_WELL = SCRIPT_SICK.replace(
     "[entry[token].logprob for token, entry in zip(sample.token_ids, sample.logprobs)]",
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN09",
-    name="sampled_token_logp",
     severity=Severity.HARMFUL,
     summary="the sampler's log-probs belong to the likeliest token, not to the sampled one",
     fix="Look the engine's log-prob up by the id of the sampled token; do not take the first candidate.",
-    explanation=__doc__,
     symptoms=(
         "log-prob of the argmax instead of the sampled token",
         "vLLM returns log-probs of the top token",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: _example(likeliest=True),
+    well=lambda: _example(likeliest=False),
     scripts=Scripts(SCRIPT_SICK, SCRIPT_WELL),
     explains=frozenset({"ALGN01", "MET07", "RAT07", "SAMP01", "SAMP02", "SAMP06", "SYNC01"}),
 )

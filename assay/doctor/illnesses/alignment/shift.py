@@ -1,7 +1,7 @@
 """
 ## What it checks
-Output t - 1 of a causal model predicts token t. The check compares the recorded log-probs with those of the model asked
-plainly (else with the sampler's), in place and moved by one or two tokens. They must fit best in place. Numbers that
+Output t - 1 of a causal model predicts token t. The check compares the recorded log-probs with the plain ones of the
+model (else with the sampler's), in place and moved by one or two tokens. They must fit best in place. Numbers that
 fit nowhere, and are far too low, are what logits give that were never shifted.
 
 ## Why it hurts
@@ -31,12 +31,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import LOOP
+from assay.doctor.facts.logprobs import MEAN_LOW_PRECISION, loss_tokens
 from assay.doctor.illnesses.sampling.engine_mismatch import not_the_models_own
-from assay.doctor.logprobs import MEAN_LOW_PRECISION, loss_tokens
 from assay.programs.facts.positions import BUILT, Spans, constant, plus
 from assay.programs.facts.sampling.scoring import scorings
 from assay.programs.graph import Value
@@ -52,6 +52,7 @@ from assay.verdict import (
     Verdict,
     finding,
     healthy,
+    likely,
     not_applicable,
     not_enough_data,
 )
@@ -60,11 +61,16 @@ NAMES = {"old_logprobs": "old", "new_logprobs": "new", "sampler_logprobs": "the 
 LAGS = (0, 1, -1, 2, -2)
 SHORTEST = 4  # tokens of a row: a shorter one is mostly edge
 FEWEST = 16  # pairs of tokens to compare at each lag
-TELLING = 0.1  # |log-prob| of a token that says where it stands: where the policy is certain all tokens have 0
+UNCERTAIN = 0.1  # |log-prob| of a token that says where it stands: where the policy is certain all tokens have 0
 LARGE = 0.05  # mean difference in place that is worth a word
 NEARER = 0.1  # moved, they must be ten times nearer than in place; unrelated numbers differ as much at any lag
 ALIKE = 0.5  # correlation in place below which the numbers are of something else
-LOWER = 1.0  # nats a token below the model's own, as an unshifted logit scores; other rows' numbers have the same mean
+LOWER = (
+    1.0  # nats per token below the model's own, as an unshifted logit scores; other rows' numbers have the same mean
+)
+ELEMENTWISE = frozenset(
+    "neg mul sub add div exp expm1 minimum maximum clamp where cast view squeeze phi detach".split()
+)
 
 
 class Fit(NamedTuple):
@@ -81,14 +87,14 @@ def check_batch(batch: Batch) -> Verdict:
             continue
         compared = True
         best = min(fits, key=lambda fit: fit.mean)
-        facts.append(Fact(f"mean |{NAMES[side]} - {_told(truth)}| in place", fits[0].mean, step=batch.step))
+        facts.append(Fact(f"mean |{NAMES[side]} - {_owner(truth)}| in place", fits[0].mean, step=batch.step))
         if best.lag and best.mean < min(NEARER * fits[0].mean, MEAN_LOW_PRECISION) and fits[0].mean > LARGE:
             where = f"{abs(best.lag)} token{'s' if abs(best.lag) > 1 else ''} {'later' if best.lag > 0 else 'earlier'}"
             return finding(
-                f"{NAMES[side]} log-probs are shifted: that of token t is {_told(truth)} of the token {where} (mean "
+                f"{NAMES[side]} log-probs are shifted: that of token t is {_owner(truth)} of the token {where} (mean "
                 f"difference {best.mean:.2g} there, {fits[0].mean:.2g} in place)",
                 facts[-1],
-                Fact(f"mean |{NAMES[side]} - {_told(truth)}| moved by {best.lag:+d}", best.mean),
+                Fact(f"mean |{NAMES[side]} - {_owner(truth)}| moved by {best.lag:+d}", best.mean),
                 confidence=Confidence.PROVEN if truth == "plain_logprobs" else Confidence.LIKELY,
             )
         still = side != "new_logprobs" or batch.numbers.get("update") == 0  # later updates move far away
@@ -96,7 +102,7 @@ def check_batch(batch: Batch) -> Verdict:
         if unrelated is not None:
             return unrelated
     if not compared:
-        return not_enough_data(f"{FEWEST} log-probs below -{TELLING} in rows of {SHORTEST} tokens or more")
+        return not_enough_data(f"{FEWEST} log-probs below -{UNCERTAIN} in rows of {SHORTEST} tokens or more")
     foreign = not_the_models_own(batch)
     if foreign is not None:
         side, gap = foreign
@@ -105,6 +111,32 @@ def check_batch(batch: Batch) -> Verdict:
             "see engine_mismatch"
         )
     return healthy("log-probs stand at their own tokens", *facts)
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    spans = Spans(program)
+    seen: set[Place] = set()
+    for scoring in scorings(program):
+        logits, tokens = spans.of(scoring.logits), spans.of(scoring.tokens)
+        start = spans.located(tokens, logits.root)
+        if start is None or scoring.value.place in seen:
+            continue
+        longer = constant(plus(plus(tokens.end, tokens.start, -1), plus(logits.end, logits.start, -1), -1))
+        distance = constant(plus(start, logits.start, -1))
+        if distance is None or longer is None:
+            continue
+        seen.add(scoring.value.place)
+        if distance == 1:
+            yield healthy("the log-prob of a token is taken from the output before it", places=(scoring.value.place,))
+            continue
+        where = "at its own position" if distance == 0 else f"{abs(distance - 1)} positions off"
+        yield likely(
+            f"{scoring.value.shown} picks the log-prob of a token from the output {where}: that output has "
+            f"{'seen' if distance < 1 else 'not yet come to'} the token",
+            places=(scoring.value.place, scoring.logits.place, scoring.tokens.place),
+            why=program.kinds.why(scoring.value),
+        )
+    yield from _of_masks(program, spans)
 
 
 def _pairs(batch: Batch) -> list[tuple[str, str]]:
@@ -133,7 +165,7 @@ def _fits(batch: Batch, side: str, truth: str) -> list[Fit]:
         here, there = (slice(0, -lag), slice(lag, None)) if lag > 0 else (slice(-lag, None), slice(0, lag or None))
         pairs_BT = inside_BT[:, here] & inside_BT[:, there]
         ours_BT, theirs_BT = side_BT[:, here], truth_BT[:, there]
-        pairs_BT = pairs_BT & ((ours_BT < -TELLING) | (theirs_BT < -TELLING))
+        pairs_BT = pairs_BT & ((ours_BT < -UNCERTAIN) | (theirs_BT < -UNCERTAIN))
         distance_N = np.abs(ours_BT - theirs_BT)[pairs_BT]
         distance_N = distance_N[np.isfinite(distance_N)]
         if len(distance_N) < FEWEST:
@@ -167,8 +199,53 @@ def _inside(batch: Batch) -> Array:
     return np.logical_and(inside_BT, long_enough_B1)
 
 
-def _told(truth: str) -> str:
+def _owner(truth: str) -> str:
     return "the model's" if truth == "plain_logprobs" else "the sampler's"
+
+
+def _of_masks(program: Program, spans: Spans) -> Iterator[Verdict]:
+    """Masks that are laid out like the tokens and multiply log-probs of other tokens than they mean."""
+    by_value = {scoring.value: scoring for scoring in scorings(program)}
+    seen: set[Place] = set()
+    for product in program.of("mul"):
+        sides = product.inputs[:2]
+        for weighed, mask in (sides, sides[::-1]) if len(sides) == 2 else ():
+            place = spans.of(mask)
+            if place.root.op not in BUILT or product.place in seen:
+                continue
+            scoring = next((by_value[part] for part in _elements_of(weighed) if part in by_value), None)
+            if scoring is None or (tokens := spans.of(scoring.tokens)).root is not place.root:
+                continue
+            off = constant(plus(tokens.start, place.start, -1))
+            longer = constant(plus(plus(tokens.end, place.end, -1), plus(tokens.start, place.start, -1), -1))
+            if not off or longer != 0:
+                continue
+            seen.add(product.place)
+            yield likely(
+                f"{mask.shown} is laid out like the tokens, and {product.place.text} lays its entries on log-probs of "
+                f"tokens {abs(off)} {'later' if off > 0 else 'earlier'}",
+                places=(_cut_of(mask), product.place, scoring.value.place),
+                why=program.kinds.why(scoring.value),
+            )
+
+
+def _cut_of(mask: Value) -> Place:
+    """Where the positions of a mask were chosen."""
+    layers = walk(mask, main_input, until=lambda layer: layer.op not in ("index", "cast"))
+    cuts = (cut for cut in layers if cut.op == "index" and any(key.op == "slice" and key.arguments for key in cut.keys))
+    return next(cuts, mask).place
+
+
+def _elements_of(value: Value) -> Iterator[Value]:
+    """The values whose element at one position makes the element there."""
+
+    def elements(whole: Value) -> list[Value]:
+        if whole.op in ELEMENTWISE:
+            return whole.inputs
+        is_of_rows = whole.op == "index" and len(whole.keys) == 1 and whole.keys[0].op != "slice"
+        return list(main_input(whole)) if is_of_rows else []
+
+    return walk(value, elements)
 
 
 def _moved(lag: int) -> Evidence:
@@ -185,111 +262,21 @@ def _moved(lag: int) -> Evidence:
     return of_batch(edited(batch, **moved))
 
 
-def sick() -> Evidence:
-    return _moved(1)
-
-
-def well() -> Evidence:
-    return _moved(0)
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    spans = Spans(program)
-    seen: set[Place] = set()
-    for scoring in scorings(program):
-        logits, tokens = spans.of(scoring.logits), spans.of(scoring.tokens)
-        start = spans.located(tokens, logits.root)
-        if start is None or scoring.value.place in seen:
-            continue
-        longer = constant(plus(plus(tokens.end, tokens.start, -1), plus(logits.end, logits.start, -1), -1))
-        distance = constant(plus(start, logits.start, -1))
-        if distance is None or longer is None:
-            continue
-        seen.add(scoring.value.place)
-        if distance == 1:
-            yield healthy("the log-prob of a token is taken from the output before it", places=(scoring.value.place,))
-            continue
-        where = "at its own position" if distance == 0 else f"{abs(distance - 1)} positions off"
-        yield finding(
-            f"{scoring.value.shown} picks the log-prob of a token from the output {where}: that output has "
-            f"{'seen' if distance < 1 else 'not yet come to'} the token",
-            confidence=Confidence.LIKELY,
-            places=(scoring.value.place, scoring.logits.place, scoring.tokens.place),
-            why=program.kinds.why(scoring.value),
-        )
-    yield from _of_masks(program, spans)
-
-
-ELEMENTWISE = frozenset(
-    "neg mul sub add div exp expm1 minimum maximum clamp where cast view squeeze phi detach".split()
-)
-
-
-def _of_masks(program: Program, spans: Spans) -> Iterator[Verdict]:
-    """Masks that are laid out like the tokens and multiply log-probs of other tokens than they mean."""
-    by_id = {id(one.value): one for one in scorings(program)}
-    seen: set[Place] = set()
-    for product in program.of("mul"):
-        sides = product.inputs[:2]
-        for weighed, mask in (sides, sides[::-1]) if len(sides) == 2 else ():
-            place = spans.of(mask)
-            if place.root.op not in BUILT or product.place in seen:
-                continue
-            scoring = next((by_id[id(one)] for one in _elements_of(weighed) if id(one) in by_id), None)
-            tokens = spans.of(scoring.tokens) if scoring is not None else None
-            if scoring is None or tokens is None or tokens.root is not place.root:
-                continue
-            off = constant(plus(tokens.start, place.start, -1))
-            longer = constant(plus(plus(tokens.end, place.end, -1), plus(tokens.start, place.start, -1), -1))
-            if not off or longer != 0:
-                continue
-            seen.add(product.place)
-            yield finding(
-                f"{mask.shown} is laid out like the tokens, and {product.place.text} lays its entries on log-probs of "
-                f"tokens {abs(off)} {'later' if off > 0 else 'earlier'}",
-                confidence=Confidence.LIKELY,
-                places=(_cut_of(mask), product.place, scoring.value.place),
-                why=program.kinds.why(scoring.value),
-            )
-
-
-def _cut_of(mask: Value) -> Place:
-    """Where the positions of a mask were chosen."""
-    layers = walk(mask, main_input, until=lambda one: one.op not in ("index", "cast"))
-    cuts = (cut for cut in layers if cut.op == "index" and any(key.op == "slice" and key.arguments for key in cut.keys))
-    return next(cuts, mask).place
-
-
-def _elements_of(value: Value) -> Iterator[Value]:
-    """The values whose element at one position makes the element there."""
-
-    def elements(one: Value) -> list[Value]:
-        keys = one.keys
-        is_of_rows = one.op == "index" and len(keys) == 1 and keys[0].op != "slice"
-        followed = one.arguments if one.op in ELEMENTWISE else ("input",) if is_of_rows else ()
-        return [part for name, part in one.arguments.items() if name in followed]
-
-    return walk(value, elements)
-
-
 SICK = LOOP.replace("prompts.shape[1] - 1:-1] / T", "prompts.shape[1]:] / T")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN01",
-    name="shift",
     severity=Severity.FATAL,
     summary="log-probs belong to the previous or the next token",
     fix="Take the log-prob of token t from output t - 1: shift logits and targets against each other exactly once.",
-    explanation=__doc__,
     symptoms=(
         "log-probs are shifted by one token",
         "off by one in log-probs",
         "model learns garbage, log-probs very low",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: _moved(1),
+    well=lambda: _moved(0),
     scripts=Scripts(SICK, LOOP),
     explains=frozenset({"SAMP06", "SAMP01", "SYNC01", "RAT01", "RAT07", "KL05", "ALGN09", "ALGN10"}),
 )

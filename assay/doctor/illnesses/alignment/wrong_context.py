@@ -27,12 +27,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.context import Row, rows_given
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import LOOP
-from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
-from assay.doctor.illnesses.alignment.attention_mask import has_extra_tokens, rows_as_sampled
+from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch, scored_behind
+from assay.doctor.examples.scripts import LOOP
+from assay.doctor.facts.context import ScoredRow, last_place, rows_as_sampled
+from assay.doctor.illnesses.alignment.attention_mask import has_extra_tokens
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.origin import network
 from assay.programs.facts.positions import Span, Spans, cat_parts, constant, given_ids, plus
@@ -40,12 +40,15 @@ from assay.programs.facts.sampling.prompts import fault_of_lonely, is_prompted
 from assay.programs.facts.sampling.scoring import scorings
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, likely, not_applicable
+
+FEWEST = 2  # tokens of a prompt: one that is dropped may be a second start token
+FILLS = ("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "new_full", "new_zeros")
 
 
 def check_batch(batch: Batch) -> Verdict:
-    given, as_sampled = rows_given(batch), rows_as_sampled(batch)
-    rows = [row for row in given if row.number in as_sampled]
+    rows = rows_as_sampled(batch)
     if not rows:
         return not_applicable("no row was trained as it was sampled: see retokenise and post_eos_in_loss")
     lost = [row for row in rows if row.places is None]
@@ -73,67 +76,6 @@ def check_batch(batch: Batch) -> Verdict:
     return healthy(f"all {len(rows)} rows were scored as prompt + completion", Fact("rows compared", len(rows)))
 
 
-def _cause(row: Row, rows: list[Row]) -> str:
-    seen = _seen(row)
-    has_prompt, has_completion = _holds(seen, row.prompt), _holds(seen, row.completion)
-    if has_prompt and has_completion:
-        return "something stands between prompt and completion"
-    if has_completion:
-        before = seen[: len(seen) - len(row.completion)]
-        strangers = [other for other in rows if not np.array_equal(other.prompt, row.prompt)]
-        if any(_holds(before, other.prompt) for other in strangers):
-            return "the completion stands behind another row's prompt"
-        if len(before) and _holds(row.prompt, before):
-            return f"the prompt is cut to {len(before)} of its {len(row.prompt)} tokens"
-        return "the prompt is missing" if not len(before) else "the prompt is another one"
-    if has_prompt:
-        if any(_holds(seen, other.completion) for other in rows):
-            return "the prompt is followed by another row's completion"
-        return "the completion is not the trained one"
-    return "neither the prompt nor the completion is there"
-
-
-def _seen(row: Row) -> np.ndarray:
-    return row.given_S if row.attended_S is None else row.given_S[row.attended_S]
-
-
-def _holds(ids: np.ndarray, part: np.ndarray) -> bool:
-    if not len(part) or len(part) > len(ids):
-        return False
-    windows = np.lib.stride_tricks.sliding_window_view(ids, len(part))
-    return bool((windows == part).all(axis=1).any())
-
-
-def _prompts_moved_by(groups: int) -> Evidence:
-    """Each group's completions stand behind the prompt of another group; mask and positions fit what is there."""
-    batch = healthy_batch()
-    prompts_BP, prompt_mask_BP = (
-        np.roll(batch.arrays[name], groups * SIZE, axis=0) for name in ("prompt_tokens", "prompt_mask")
-    )
-    inside_BT = np.arange(batch.arrays["tokens"].shape[1]) < batch.arrays["lengths"][:, None]
-    attention_BS = np.concatenate([prompt_mask_BP, inside_BT], axis=1)
-    return of_batch(
-        edited(
-            batch,
-            input_ids=np.concatenate([prompts_BP, batch.arrays["tokens"]], axis=1),
-            attention_mask=attention_BS,
-            position_ids=np.maximum(attention_BS.cumsum(axis=1) - 1, 0),
-        )
-    )
-
-
-def sick() -> Evidence:
-    return _prompts_moved_by(1)
-
-
-def well() -> Evidence:
-    return _prompts_moved_by(0)
-
-
-FEWEST = 2  # tokens of a prompt: one that is dropped may be a second start token
-FILLS = ("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "new_full", "new_zeros")
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     spans = Spans(program)
     seen: set[Place] = set()
@@ -153,12 +95,39 @@ def check_source(program: Program) -> Iterator[Verdict]:
             if not fault:
                 yield healthy("the scored sequence begins with its prompt", places=(call.place,))
                 continue
-            yield finding(
+            yield likely(
                 f"{call.place.text} scores {ids.shown}, {fault}",
-                confidence=Confidence.LIKELY,
                 places=(call.place, ids.place),
                 why=program.kinds.why(scoring.value),
             )
+
+
+def _cause(row: ScoredRow, rows: list[ScoredRow]) -> str:
+    seen = _seen(row)
+    has_prompt, has_completion = _holds(seen, row.prompt), _holds(seen, row.completion)
+    if has_prompt and has_completion:
+        return "something stands between prompt and completion"
+    if has_completion:
+        before = seen[: len(seen) - len(row.completion)]
+        strangers = [other for other in rows if not np.array_equal(other.prompt, row.prompt)]
+        if any(_holds(before, other.prompt) for other in strangers):
+            return "the completion stands behind another row's prompt"
+        if len(before) and _holds(row.prompt, before):
+            return f"the prompt is cut to {len(before)} of its {len(row.prompt)} tokens"
+        return "the prompt is missing" if not len(before) else "the prompt is another one"
+    if has_prompt:
+        if any(_holds(seen, other.completion) for other in rows):
+            return "the prompt is followed by another row's completion"
+        return "the completion is not the trained one"
+    return "neither the prompt nor the completion is there"
+
+
+def _seen(row: ScoredRow) -> Array:
+    return row.given_S if row.attended_S is None else row.given_S[row.attended_S]
+
+
+def _holds(ids: Array, part: Array) -> bool:
+    return last_place(ids, part) is not None
 
 
 def _is_encoder(call: Value) -> bool:
@@ -185,11 +154,19 @@ def _without_prompt(program: Program, spans: Spans, tokens: Span, fed: Span) -> 
 def _other_rows(fed: Span) -> str:
     parts = cat_parts(fed.root)
     first = parts[0] if parts is not None and len(parts) > 1 else None
-    if first is not None and first.op == "roll" and first.setting("dim", first.setting("dims", None)) == 0:
-        return "in which each completion stands behind the prompt of another row"
-    if first is not None and first.op == "flip" and first.setting("dims", first.setting("dim", None)) == 0:
+    is_moved = first is not None and first.op in ("roll", "flip")
+    if first is not None and is_moved and first.setting("dims", first.setting("dim", None)) == 0:
         return "in which each completion stands behind the prompt of another row"
     return ""
+
+
+def _prompts_moved_by(groups: int) -> Evidence:
+    """Each group's completions stand behind the prompt of another group; mask and positions fit what is there."""
+    batch = healthy_batch()
+    prompts_BP, mask_BP = (
+        np.roll(batch.arrays[name], groups * SIZE, axis=0) for name in ("prompt_tokens", "prompt_mask")
+    )
+    return of_batch(edited(batch, **scored_behind(batch, prompts_BP, mask_BP)))
 
 
 SICK = LOOP.replace("    logits = model(ids)[:, prompts.shape[1] - 1:-1] / T", "    logits = model(completions) / T")
@@ -198,22 +175,19 @@ SICK = SICK.replace(
     "F.log_softmax(logits[:, :-1], dim=-1).gather(-1, completions[:, 1:]",
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="ALGN03",
-    name="wrong_context",
     severity=Severity.FATAL,
     summary="completions are scored after another prompt, or without one",
     fix="Score prompt + completion of one and the same row, with the ids that the engine was given.",
-    explanation=__doc__,
     symptoms=(
         "log-probs computed without the prompt",
         "completions scored with the wrong prompt",
         "log-probs very low for own samples",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: _prompts_moved_by(1),
+    well=lambda: _prompts_moved_by(0),
     scripts=Scripts(SICK, LOOP),
     explains=frozenset(
         {"SAMP06", "SAMP01", "ALGN01", "ALGN04", "ALGN05", "ALGN10", "SYNC01", "RAT01", "RAT07", "KL05"}

@@ -22,34 +22,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.catalogue import Scripts, illness, one_per_place
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.kl.penalties import is_a_penalty, is_also_exponentiated, penalties, policy_and_reference
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy
 
 
+@one_per_place
 def check_source(program: Program) -> Iterator[Verdict]:
-    told = set()
     for penalty in penalties(program):
-        if penalty.core.place in told or penalty.has_gradient is not True or not is_a_penalty(program, penalty):
+        place, difference = penalty.core.place, penalty.difference
+        if penalty.has_gradient is not True or not is_a_penalty(program, penalty):
             continue
-        told.add(penalty.core.place)
         if penalty.estimator != "k1":
-            yield healthy(f"the KL in the loss is {penalty.estimator}", places=(penalty.core.place,))
+            yield healthy(f"the KL in the loss is {penalty.estimator}", places=(place,))
             continue
-        sides = policy_and_reference(program, penalty.difference) if penalty.difference is not None else None
-        if sides is None or any(_depends_on_the_policy(program, factor) for factor in penalty.term.factors):
+        if difference is None or policy_and_reference(program, difference) is None:
             continue
-        if penalty.difference is not None and is_also_exponentiated(program, penalty.difference):
+        if any(_depends_on_the_policy(program, factor) for factor in penalty.term.factors):
+            continue
+        if is_also_exponentiated(program, difference):
             continue  # the linear part of k3, under a mask that was not recognised
         yield finding(
-            f"`{penalty.core.place.text}` is differentiated as a KL, but it is the plain difference of log-probs (k1): "
+            f"`{place.text}` is differentiated as a KL, but it is the plain difference of log-probs (k1): "
             "its gradient does not depend on the reference",
-            confidence=Confidence.LIKELY,
-            places=(penalty.core.place, penalty.loss.place),
+            places=(place, penalty.loss.place),
             why=program.kinds.why(penalty.core),
         )
 
@@ -59,18 +59,16 @@ def _depends_on_the_policy(program: Program, factor: Value) -> bool:
     return program.kinds.is_a(factor, *kinds) or program.origins.gradient(factor) is True
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="KL03",
-    name="k1_as_loss",
     severity=Severity.HARMFUL,
     summary="the KL in the loss is the plain log-difference, whose gradient ignores the reference",
     fix="Differentiate k3 = exp(ref - new) - (ref - new) - 1 or k2 = (new - ref)^2 / 2; keep k1 for the reward.",
-    explanation=__doc__,
     symptoms=(
         "KL is negative",
         "k1 estimator in the loss",
         "KL penalty does nothing",
     ),
-    source=check_source,
     scripts=Scripts(sick=changed("kl = torch.exp(ref - new) - (ref - new) - 1", "kl = new - ref"), well=GRPO),
 )

@@ -28,10 +28,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import GRADIENTS, LOSSES, edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.doctor.recompute.consistent import is_of_these_rows
 from assay.doctor.recompute.loss import is_known_whole, nearest_kl_loss
 from assay.doctor.recompute.match import Match
@@ -41,7 +41,7 @@ from assay.programs.facts.kl.penalties import penalties, wrong_estimate, wrong_k
 from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
-NEGATIVE = -1e-5  # a mean of k3 below this is no rounding
+NEGATIVE = -1e-5  # a mean of k3 below this is not rounding
 NEGATIVE_LOW_PRECISION = -5e-3  # where the compute dtype is one of 16 bits, or not stated
 
 
@@ -66,6 +66,32 @@ def check_batch(batch: Batch) -> Verdict:
     if "objective" not in batch.settings or not (is_known_whole(batch) or is_of_these_rows(batch)):
         raise Missing("objective, and the rows of the whole update")
     return _verdict(batch, nearest_kl_loss(batch), "the KL part of the loss", float(part))
+
+
+@one_per_place
+def check_source(program: Program) -> Iterator[Verdict]:
+    for penalty in penalties(program):
+        place, difference = penalty.core.place, penalty.difference
+        if penalty.estimator != "k3":
+            continue
+        wrong = wrong_estimate(program, penalty)
+        if not wrong:
+            yield healthy("the KL is k3, with samples of new", places=(place,))
+            continue
+        why = program.kinds.why(difference.value) if difference is not None else ()
+        yield finding(f"`{place.text}` {wrong}", places=(place,), why=why)
+    for in_reward in reward_penalties(program):
+        value = in_reward.difference.value
+        if in_reward.is_exchanged and in_reward.sign > 0 and not in_reward.is_itself:
+            yield finding(
+                f"`{value.place.text}` is subtracted from the reward as a KL, but it is "
+                "reference - policy: distance is paid for",
+                places=(value.place,),
+                why=program.kinds.why(value),
+                fix="Subtract beta * (policy - reference) from the reward.",
+            )
+    for place, wrong in wrong_kl_div(program):
+        yield finding(f"`{place.text}` {wrong}", places=(place,))
 
 
 def _ratio_is_unknown(batch: Batch) -> bool:
@@ -97,7 +123,7 @@ def _verdict(batch: Batch, match: Match, what: str, smallest: float) -> Verdict:
         "estimator fits",
         Fact("distance from the configured estimator", match.configured_distance, match.tolerance, batch.step),
         *facts,
-        # one number cannot tell another estimator from a factor
+        # one number cannot distinguish another estimator from a factor
         confidence=Confidence.LIKELY if batch.get("kl") is not None else Confidence.POSSIBLE,
     )
 
@@ -111,38 +137,6 @@ def _of_the_mean(batch: Batch, mean: float) -> Verdict:
     raise Missing("kl or kl_loss")
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    told = set()
-    for penalty in penalties(program):
-        if penalty.core.place in told or penalty.estimator != "k3":
-            continue
-        told.add(penalty.core.place)
-        wrong = wrong_estimate(program, penalty)
-        if not wrong:
-            yield healthy("the KL is k3, with samples of new", places=(penalty.core.place,))
-            continue
-        yield finding(
-            f"`{penalty.core.place.text}` {wrong}",
-            confidence=Confidence.LIKELY,
-            places=(penalty.core.place,),
-            why=program.kinds.why(penalty.difference.value) if penalty.difference is not None else (),
-        )
-    for one in reward_penalties(program):
-        if one.is_exchanged and one.sign > 0 and not one.is_itself:
-            yield finding(
-                f"`{one.difference.value.place.text}` is subtracted from the reward as a KL, but it is "
-                "reference - policy: distance is paid for",
-                confidence=Confidence.LIKELY,
-                places=(one.difference.value.place,),
-                why=program.kinds.why(one.difference.value),
-                fix="Subtract beta * (policy - reference) from the reward.",
-            )
-    for place, wrong in wrong_kl_div(program):
-        if place not in told:
-            told.add(place)
-            yield finding(f"`{place.text}` {wrong}", confidence=Confidence.LIKELY, places=(place,))
-
-
 def sick() -> Evidence:
     batch = _without_loss()
     difference_BT = batch.arrays["new_logprobs"] - batch.arrays["ref_logprobs"]
@@ -150,23 +144,16 @@ def sick() -> Evidence:
     return of_batch(edited(batch, kl=kl_BT, kl_mean=float(kl_BT.sum() / batch.arrays["mask"].sum())))
 
 
-def well() -> Evidence:
-    return of_batch(_without_loss())
-
-
 def _without_loss() -> Batch:
-    names = ("loss", "policy_loss", "kl_loss", "token_loss", "gradients", "gradients_split", "gradients_perturbed")
-    again = ("again", "padded", "permuted", "split", "perturbed")
-    return edited(healthy_batch(), **dict.fromkeys((*names, *(f"loss_{how}" for how in again))))
+    return edited(healthy_batch(), **dict.fromkeys((*LOSSES, *GRADIENTS, "policy_loss", "kl_loss", "token_loss")))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="KL04",
-    name="kl_estimator",
     severity=Severity.HARMFUL,
     summary="the KL is not the configured estimator, or its arguments are exchanged",
     fix="Compute k3 as exp(ref - new) - (ref - new) - 1, with samples of new.",
-    explanation=__doc__,
     symptoms=(
         "KL is negative",
         "KL is too large",
@@ -174,9 +161,7 @@ ILLNESS = Illness(
         "KL explodes to billions",
     ),
     sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    well=lambda: of_batch(_without_loss()),
     scripts=Scripts(
         sick=changed("torch.exp(ref - new) - (ref - new) - 1", "torch.exp(ref - new) + (ref - new) - 1"), well=GRPO
     ),

@@ -30,17 +30,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import GRPO, changed
-from assay.doctor.examples import KL_COEF, edited, healthy_batch, healthy_curves
+from assay.doctor.examples import GRADIENTS, KL_COEF, LOSSES, edited, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.doctor.recompute.loss import kl_is_placed
 from assay.programs.facts.kl.in_reward import reward_penalties
 from assay.programs.facts.kl.penalties import is_a_penalty, penalties, penalty_sign
 from assay.programs.facts.loss.signs import is_maximised, is_minimised, policy_sign
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 VISIBLE = 1e-4  # the KL part as a share of the loss: a float32 keeps seven digits, so three of it are left to judge
 NEAR = 0.05  # relative distance from the KL part, or from its negative: the two differ by 200 %
@@ -58,15 +58,71 @@ def check_batch(batch: Batch) -> Verdict:
         return not_applicable("no KL in the loss")
     if batch.settings.get("kl_estimator") == "k1":
         return not_applicable("k1 has no sign of its own")
-    by_loss, by_gradients = _by_loss(batch), _by_gradients(batch)
-    for verdict in (by_loss, by_gradients):
-        if verdict is not None:
-            return verdict
-    return not_enough_data("loss, policy_loss and a visible kl_loss, or gradients where new and ref differ")
+    verdict = _by_loss(batch) or _by_gradients(batch)
+    return verdict or not_enough_data("loss, policy_loss and a visible kl_loss, or gradients where new and ref differ")
+
+
+def check_curves(curves: Curves) -> Verdict:
+    if not curves.setting("kl_coef") > 0 or curves.settings.get("kl_placement", "loss") != "loss":
+        return not_applicable("no KL in the loss")
+    if curves.settings.get("kl_estimator", "k3") == "k1":
+        return not_applicable("k1 has no sign of its own")
+    loss_N, policy_N, part_N = curves.need("loss", "policy_loss", "kl_loss")
+    entropy_N = curves.need("entropy_loss")[0] if curves.has("entropy_loss") else np.zeros(len(curves))
+    added_N = loss_N - policy_N - np.nan_to_num(entropy_N)
+    visible_N = np.abs(part_N) > VISIBLE * np.maximum(np.abs(loss_N), np.abs(policy_N))
+    negative_N = visible_N & (part_N < 0)
+    taken_off_N = visible_N & (part_N > 0) & (np.abs(added_N + part_N) <= NEAR * np.abs(part_N))
+    for wrong_N, words in ((negative_N, "the KL part is negative"), (taken_off_N, "the KL is taken off the loss")):
+        if wrong_N.any() and wrong_N.sum() > 0.5 * visible_N.sum():
+            first = int(np.argmax(wrong_N))
+            return finding(
+                f"{words} in {int(wrong_N.sum())} of {int(visible_N.sum())} steps where it can be seen",
+                Fact("kl_loss", float(part_N[first]), step=curves.step_at(first)),
+                Fact("loss - policy_loss", float(added_N[first]), step=curves.step_at(first)),
+            )
+    return _runaway(curves, policy_N)
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    for in_reward in reward_penalties(program):
+        value = in_reward.difference.value
+        if in_reward.is_itself or in_reward.is_exchanged:
+            continue
+        if in_reward.sign < 0:
+            yield healthy("the KL is subtracted from the reward", places=(value.place,))
+        else:
+            yield finding(
+                f"`{value.place.text}`, the KL to the reference, is added to the reward, not subtracted",
+                places=(value.place,),
+                why=program.kinds.why(value),
+            )
+    if not is_minimised(program) and not is_maximised(program):
+        return
+    right = -1 if is_maximised(program) else 1
+    seen = set()
+    signs = {id(loss): {policy_sign(program, term) for term in terms} for loss, terms in program.losses}
+    for penalty in penalties(program):
+        place, difference = penalty.core.place, penalty.difference
+        if place in seen or not is_a_penalty(program, penalty) or penalty.has_gradient is False:
+            continue
+        sign = penalty_sign(program, penalty)
+        if not sign or right in signs[id(penalty.loss)]:  # the whole loss is upside down: another illness
+            continue
+        seen.add(place)
+        if sign == right:
+            yield healthy("the KL is penalised", places=(place,))
+        else:
+            yield finding(
+                f"the KL `{place.text}` is {'subtracted from' if right > 0 else 'added to'} the loss: the "
+                "optimizer is paid for leaving the reference",
+                places=((penalty.term.joined or penalty.loss).place, place),
+                why=program.kinds.why(difference.value) if difference is not None else (),
+            )
 
 
 def _by_loss(batch: Batch) -> Verdict | None:
-    """None where the numbers do not tell."""
+    """None where the numbers do not show it."""
     numbers = batch.numbers
     part = numbers.get("kl_loss")
     if part is None:
@@ -100,13 +156,12 @@ def _by_gradients(batch: Batch) -> Verdict | None:
         return None
     advantages_BT = batch.token_advantages
     silent_B = np.abs(np.where(mask_BT, advantages_BT, 0.0)).max(axis=1, initial=0.0) == 0
-    spread_B = np.where(mask_BT, advantages_BT, -np.inf).max(axis=1) - np.where(mask_BT, advantages_BT, np.inf).min(
-        axis=1
-    )
-    usable_B = mask_BT.any(axis=1) & (silent_B | ((spread_B == 0) & (batch.numbers.get("update") == 0)))
+    highest_B = np.where(mask_BT, advantages_BT, -np.inf).max(axis=1)
+    lowest_B = np.where(mask_BT, advantages_BT, np.inf).min(axis=1)
+    usable_B = mask_BT.any(axis=1) & (silent_B | ((highest_B == lowest_B) & (batch.numbers.get("update") == 0)))
     judged_BT = mask_BT & usable_B[:, None] & np.isfinite(new_BT) & np.isfinite(ref_BT) & np.isfinite(gradients_BT)
-    distance_BT = _centred(new_BT - ref_BT, judged_BT, silent_B)
-    pull_BT = _centred(gradients_BT, judged_BT, silent_B)
+    distance_BT = _centre(new_BT - ref_BT, judged_BT, silent_B)
+    pull_BT = _centre(gradients_BT, judged_BT, silent_B)
     if not batch.settings["kl_coef"] * np.abs(distance_BT).max(initial=0.0) > SMALLEST_PULL:
         return None
     if not np.abs(pull_BT).max(initial=0.0) > ROUNDING * np.abs(gradients_BT[judged_BT]).max(initial=0.0):
@@ -126,34 +181,11 @@ def _by_gradients(batch: Batch) -> Verdict | None:
     return healthy("the KL part of the gradient pulls towards the reference", fact) if aligned >= ALIGNED else None
 
 
-def _centred(values_BT: Array, judged_BT: Array, silent_B: Array) -> Array:
+def _centre(values_BT: Array, judged_BT: Array, silent_B: Array) -> Array:
     """Zero outside; minus the row's mean where the row has an advantage, whose pull is the same on all its tokens."""
     kept_BT = np.where(judged_BT, values_BT, 0.0)
     mean_B = kept_BT.sum(axis=1) / np.maximum(judged_BT.sum(axis=1), 1)
     return np.where(judged_BT, kept_BT - np.where(silent_B, 0.0, mean_B)[:, None], 0.0)
-
-
-def check_curves(curves: Curves) -> Verdict:
-    if not curves.setting("kl_coef") > 0 or curves.settings.get("kl_placement", "loss") != "loss":
-        return not_applicable("no KL in the loss")
-    if curves.settings.get("kl_estimator", "k3") == "k1":
-        return not_applicable("k1 has no sign of its own")
-    loss_N, policy_N, part_N = curves.need("loss", "policy_loss", "kl_loss")
-    entropy_N = curves.need("entropy_loss")[0] if curves.has("entropy_loss") else np.zeros(len(curves))
-    added_N = loss_N - policy_N - np.nan_to_num(entropy_N)
-    visible_N = np.abs(part_N) > VISIBLE * np.maximum(np.abs(loss_N), np.abs(policy_N))
-    negative_N = visible_N & (part_N < 0)
-    taken_off_N = visible_N & (part_N > 0) & (np.abs(added_N + part_N) <= NEAR * np.abs(part_N))
-    for wrong_N, words in ((negative_N, "the KL part is negative"), (taken_off_N, "the KL is taken off the loss")):
-        if wrong_N.any() and wrong_N.sum() > 0.5 * visible_N.sum():
-            first = int(np.argmax(wrong_N))
-            return finding(
-                f"{words} in {int(wrong_N.sum())} of {int(visible_N.sum())} steps where it can be seen",
-                Fact("kl_loss", float(part_N[first]), step=curves.step_at(first)),
-                Fact("loss - policy_loss", float(added_N[first]), step=curves.step_at(first)),
-                confidence=Confidence.POSSIBLE,
-            )
-    return _runaway(curves, policy_N)
 
 
 def _runaway(curves: Curves, policy_N: Array) -> Verdict:
@@ -161,10 +193,8 @@ def _runaway(curves: Curves, policy_N: Array) -> Verdict:
     known_N = kl_N[np.isfinite(kl_N)]
     if len(known_N) < STEPS:
         return not_enough_data(f"ref_kl of {STEPS} steps")
-    middle, last = (
-        float(np.median(known_N[len(known_N) // 4 : len(known_N) // 2])),
-        float(np.median(known_N[-max(len(known_N) // 4, 1) :])),
-    )
+    middle = float(np.median(known_N[len(known_N) // 4 : len(known_N) // 2]))
+    last = float(np.median(known_N[-max(len(known_N) // 4, 1) :]))
     penalty = float(curves.settings["kl_coef"]) * middle
     policy = float(np.nanmedian(np.abs(policy_N)))
     facts = (Fact("ref_kl in the second quarter", middle), Fact("ref_kl in the last quarter", last))
@@ -173,65 +203,16 @@ def _runaway(curves: Curves, policy_N: Array) -> Verdict:
             f"the KL rises from {middle:.2g} to {last:.2g} although its penalty is {penalty / max(policy, 1e-12):.0f} "
             "times the policy part of the loss: minimising would lower it",
             *facts,
-            confidence=Confidence.POSSIBLE,
         )
     return healthy("the KL is penalised", *facts)
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    for one in reward_penalties(program):
-        if one.is_itself or one.is_exchanged:
-            continue
-        if one.sign < 0:
-            yield healthy("the KL is subtracted from the reward", places=(one.difference.value.place,))
-        else:
-            yield finding(
-                f"`{one.difference.value.place.text}`, the KL to the reference, is added to the reward, not subtracted",
-                confidence=Confidence.LIKELY,
-                places=(one.difference.value.place,),
-                why=program.kinds.why(one.difference.value),
-            )
-    if not is_minimised(program) and not is_maximised(program):
-        return
-    right = -1 if is_maximised(program) else 1
-    told = set()
-    signs = {id(loss): {policy_sign(program, term) for term in terms} for loss, terms in program.losses}
-    for penalty in penalties(program):
-        if penalty.core.place in told or not is_a_penalty(program, penalty) or penalty.has_gradient is False:
-            continue
-        sign = penalty_sign(program, penalty)
-        if not sign or right in signs[id(penalty.loss)]:  # the whole loss is upside down: another illness
-            continue
-        told.add(penalty.core.place)
-        if sign == right:
-            yield healthy("the KL is penalised", places=(penalty.core.place,))
-        else:
-            yield finding(
-                f"the KL `{penalty.core.place.text}` is {'subtracted from' if right > 0 else 'added to'} the loss: the "
-                "optimizer is paid for leaving the reference",
-                confidence=Confidence.LIKELY,
-                places=((penalty.term.joined or penalty.loss).place, penalty.core.place),
-                why=program.kinds.why(penalty.difference.value) if penalty.difference is not None else (),
-            )
-
-
-def sick() -> Evidence:
-    return Evidence((_flipped(healthy_batch()),), _curves(sign=-1.0))
-
-
-def well() -> Evidence:
-    return Evidence((healthy_batch(),), _curves(sign=1.0))
-
-
-def _flipped(batch: Batch) -> Batch:
+def _flip_kl(batch: Batch) -> Batch:
     """The same batch with the KL subtracted, in the loss, its tokens and its gradients."""
     mask_BT, new_BT, ref_BT, kl_BT = batch.need("mask", "new_logprobs", "ref_logprobs", "kl")
     pull_BT = np.where(mask_BT, KL_COEF * (1.0 - np.exp(ref_BT - new_BT)), 0.0) / mask_BT.sum()
-    gradients = {
-        name: batch.arrays[name] - 2 * pull_BT for name in ("gradients", "gradients_split", "gradients_perturbed")
-    }
-    loss = batch.number("policy_loss") - batch.number("kl_loss")
-    losses = {name: loss for name in batch.numbers if name.startswith("loss")}
+    gradients = {name: batch.arrays[name] - 2 * pull_BT for name in GRADIENTS}
+    losses = dict.fromkeys(LOSSES, batch.number("policy_loss") - batch.number("kl_loss"))
     token_loss_BT = batch.arrays["token_loss"] - 2 * KL_COEF * kl_BT
     return edited(batch, token_loss=token_loss_BT, **gradients, **losses)
 
@@ -241,13 +222,12 @@ def _curves(sign: float) -> Curves:
     return healthy_curves(loss=-0.01 + sign * part_N, policy_loss=-0.01, kl_loss=part_N, ref_kl=part_N / KL_COEF)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="KL01",
-    name="kl_sign",
     severity=Severity.FATAL,
     summary="the KL to the reference is rewarded instead of penalised",
     fix="Add kl_coef * KL to a loss that is minimised; subtract it only from a reward.",
-    explanation=__doc__,
     symptoms=(
         "KL grows without limit",
         "KL explodes",
@@ -257,11 +237,8 @@ ILLNESS = Illness(
         "KL goes up with a larger beta",
         "loss increases",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
+    sick=lambda: Evidence((_flip_kl(healthy_batch()),), _curves(sign=-1.0)),
+    well=lambda: Evidence((healthy_batch(),), _curves(sign=1.0)),
     scripts=Scripts(sick=changed("(-gain + 0.04 * kl)", "(-gain - 0.04 * kl)"), well=GRPO),
     explains=frozenset({"LOSS06", "MET02", "KL02"}),
 )

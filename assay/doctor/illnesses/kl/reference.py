@@ -2,7 +2,7 @@
 ## What it checks
 The reference is the policy as it was at the start, frozen. Before the first update of a run its log-probs must be
 those of the policy: the KL is 0. Later it must not follow the policy: log-probs equal bit for bit, steps after the
-start, mean that the reference is the policy itself. And where the reference was asked again plainly (one row, no
+start, mean that the reference is the policy itself. And where the reference scored the rows again one by one (no
 padding, eval mode), the log-probs that went into the KL must agree with that.
 
 ## Why it hurts
@@ -31,24 +31,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import GRPO, changed
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples import GRADIENTS, LOSSES, edited, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.logprobs import mean_distance
+from assay.doctor.facts.rounding import limit_between_passes
 from assay.programs.facts.kl.reference import Doubt, doubts
 from assay.programs.program import Program
 from assay.programs.run.origins import above, chosen_ids, differences_in
-from assay.programs.run.roles import Flow, Piece, flows
+from assay.programs.run.roles import Flow, LossPiece, flows
 from assay.programs.run.sight import numbers_of, requires_grad
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy, not_applicable, not_enough_data
 
-LIMIT = {
-    "float32": 1e-3,
-    "bfloat16": 0.1,
-    "float16": 0.02,
-}  # of a mean |difference|: rounding stays below a third of it
 CERTAIN = -1e-3  # log-prob of a token that the policy is certain of: many policies agree on it to the last bit
 TOKENS = 20  # fewer loss tokens have no mean, and may be equal by chance
 SETTLED = 3  # steps: a warm-up may begin with a learning rate of 0, so that the first update moves nothing
@@ -64,14 +61,11 @@ def check_batch(batch: Batch) -> Verdict:
     judged_BT = mask_BT & np.isfinite(ref_BT)
     if judged_BT.sum() < TOKENS:
         return not_enough_data(f"ref_logprobs of {TOKENS} loss tokens")
-    looked = [
-        verdict
-        for verdict in (_against_plain(batch, judged_BT), _at_the_start(batch, judged_BT), _itself(batch, judged_BT))
-        if verdict is not None
-    ]
-    found = [verdict for verdict in looked if verdict.state is State.FINDING]
-    if found or looked:
-        return (found or looked)[0]
+    checks = (_against_plain, _at_the_start, _itself)
+    verdicts = [verdict for check in checks if (verdict := check(batch, judged_BT)) is not None]
+    found = [verdict for verdict in verdicts if verdict.state is State.FINDING]
+    if verdicts:
+        return (found or verdicts)[0]
     return not_enough_data("plain_ref_logprobs, or old_logprobs of the first step or of a later one")
 
 
@@ -84,7 +78,6 @@ def check_curves(curves: Curves) -> Verdict:
         return finding(
             f"the KL to the reference is {kl_N[0]:.2g} in the first update of the run, where it must be 0",
             Fact("ref_kl", float(kl_N[0]), FIRST_KL, 1),
-            confidence=Confidence.POSSIBLE,
         )
     later_N = kl_N[(steps_N >= SETTLED) & np.isfinite(kl_N)]
     if len(later_N) < SETTLED or curves.settings.get("reference_every"):
@@ -96,7 +89,6 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(
         f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move",
         fact,
-        confidence=Confidence.POSSIBLE,
     )
 
 
@@ -115,38 +107,28 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
     yield from _differences_of_zero(run)
 
 
-def _limit(batch: Batch) -> float:
-    return LIMIT.get(batch.settings.get("dtype", "bfloat16"), LIMIT["bfloat16"])
-
-
-def _mean_distance(one_BT: Array, other_BT: Array, judged_BT: Array) -> float:
-    """NaN where fewer than TOKENS tokens have both numbers."""
-    both_BT = judged_BT & np.isfinite(one_BT) & np.isfinite(other_BT)
-    if both_BT.sum() < TOKENS:
-        return float("nan")
-    return float(np.abs(one_BT - other_BT)[both_BT].mean())
-
-
 def _scoring_is_off(batch: Batch, judged_BT: Array) -> bool:
     """Whether the policy's own log-probs are off as well: then the reference is not to blame."""
     old_BT, plain_BT = batch.get("old_logprobs"), batch.get("plain_logprobs")
     if old_BT is None or plain_BT is None:
         return False
-    return _mean_distance(old_BT, plain_BT, judged_BT) > _limit(batch)
+    return mean_distance(old_BT, plain_BT, judged_BT, TOKENS) > limit_between_passes(batch.settings)
 
 
 def _against_plain(batch: Batch, judged_BT: Array) -> Verdict | None:
     ref_BT, plain_BT = batch.get("ref_logprobs"), batch.get("plain_ref_logprobs")
     if ref_BT is None or plain_BT is None or _scoring_is_off(batch, judged_BT):
         return None
-    distance = _mean_distance(ref_BT, plain_BT, judged_BT)
+    distance = mean_distance(ref_BT, plain_BT, judged_BT, TOKENS)
     if np.isnan(distance):
         return None
-    fact = Fact("mean |ref - the reference asked plainly|", distance, _limit(batch), batch.step)
-    if distance <= _limit(batch):
-        return healthy("the reference's log-probs are those it gives when asked plainly", fact)
+    fact = Fact(
+        "mean |ref - plain log-probs of the reference|", distance, limit_between_passes(batch.settings), batch.step
+    )
+    if distance <= limit_between_passes(batch.settings):
+        return healthy("the reference's log-probs are those it gives row by row", fact)
     return finding(
-        f"the reference's log-probs in the KL are not those it gives when asked plainly: {distance:.2g} off on average",
+        f"the reference's log-probs in the KL are not those it gives row by row: {distance:.2g} off on average",
         fact,
         fix="Run the reference in eval mode, at the sampling temperature, on the same tokens and padding.",
     )
@@ -156,11 +138,11 @@ def _at_the_start(batch: Batch, judged_BT: Array) -> Verdict | None:
     old_BT = batch.get("old_logprobs")
     if old_BT is None or batch.step != 1 or batch.numbers.get("update", 0) != 0 or _scoring_is_off(batch, judged_BT):
         return None
-    distance = _mean_distance(batch.need("ref_logprobs")[0], old_BT, judged_BT)
+    distance = mean_distance(batch.need("ref_logprobs")[0], old_BT, judged_BT, TOKENS)
     if np.isnan(distance):
         return None
-    fact = Fact("mean |ref - old| before the first update", distance, _limit(batch), 1)
-    if distance <= _limit(batch):
+    fact = Fact("mean |ref - old| before the first update", distance, limit_between_passes(batch.settings), 1)
+    if distance <= limit_between_passes(batch.settings):
         return healthy("reference and policy agree before the first update", fact)
     untouched = batch.numbers.get("policy_version") == 0
     return finding(
@@ -206,14 +188,14 @@ def _or_one(curves: Curves, name: str) -> Array:
     return curves.need(name)[0] if curves.has(name) else np.ones(len(curves))
 
 
-def _policy_as_reference(run: WatchedRun, piece: Piece, flow: Flow) -> Iterator[Verdict]:
+def _policy_as_reference(run: WatchedRun, piece: LossPiece, flow: Flow) -> Iterator[Verdict]:
     """Beside old another set of log-probs of the same tokens by the very weights that are trained."""
     before = run.origins.pass_of(piece.old_operand)
     if before is None or piece.product is None:
         return
     inside = {id(part) for part in above(piece.product)}
-    for value, one, other in differences_in(flow.values):
-        fixed = other if requires_grad(one) else one
+    for value, left, right in differences_in(flow.values):
+        fixed = right if requires_grad(left) else left
         if id(value) in inside or not requires_grad(value) or requires_grad(fixed):
             continue
         forward = run.origins.pass_of(fixed)
@@ -230,15 +212,15 @@ def _policy_as_reference(run: WatchedRun, piece: Piece, flow: Flow) -> Iterator[
 def _differences_of_zero(run: WatchedRun) -> Iterator[Verdict]:
     """The difference of two passes of the same weights over the same tokens: a KL to a reference that is the policy."""
     samplers = {id(draw.forward) for draw in run.samplings}
-    for value, one, other in differences_in(run.graph.values):
-        if requires_grad(one) or requires_grad(other):
+    for value, left, right in differences_in(run.graph.values):
+        if requires_grad(left) or requires_grad(right):
             continue
-        mine, theirs = run.origins.pass_of(one), run.origins.pass_of(other)
+        mine, theirs = run.origins.pass_of(left), run.origins.pass_of(right)
         if mine is None or theirs is None or mine is theirs or id(mine) in samplers or id(theirs) in samplers:
             continue
         if mine.model != theirs.model or mine.weights != theirs.weights or mine.adapter_off or theirs.adapter_off:
             continue
-        tokens, their_tokens = chosen_ids(one, run.origins), chosen_ids(other, run.origins)
+        tokens, their_tokens = chosen_ids(left, run.origins), chosen_ids(right, run.origins)
         if tokens is None or their_tokens is None or not np.array_equal(tokens, their_tokens):
             continue
         numbers = numbers_of(value)
@@ -250,20 +232,10 @@ def _differences_of_zero(run: WatchedRun) -> Iterator[Verdict]:
             )
 
 
-def sick() -> Evidence:
-    return Evidence((_following(healthy_batch()),), healthy_curves(ref_kl=0.0))
-
-
-def well() -> Evidence:
-    return Evidence((healthy_batch(),), healthy_curves(ref_kl=np.linspace(0.0, 0.01, 60)))
-
-
-def _following(batch: Batch) -> Batch:
+def _with_policy_as_reference(batch: Batch) -> Batch:
     """The reference gives the policy's own numbers: no KL, and a loss of the policy part alone."""
     mask_BT, old_BT, advantages_BT = *batch.need("mask", "old_logprobs"), batch.token_advantages
     gradients_BT = np.where(mask_BT, -advantages_BT, 0.0) / mask_BT.sum()
-    gradients = dict.fromkeys(("gradients", "gradients_split", "gradients_perturbed"), gradients_BT)
-    losses = {name: batch.number("policy_loss") for name in batch.numbers if name.startswith("loss")}
     return edited(
         batch,
         ref_logprobs=old_BT,
@@ -272,18 +244,17 @@ def _following(batch: Batch) -> Batch:
         token_loss=gradients_BT * mask_BT.sum(),
         kl_loss=0.0,
         kl_mean=0.0,
-        **gradients,
-        **losses,
+        **dict.fromkeys(GRADIENTS, gradients_BT),
+        **dict.fromkeys(LOSSES, batch.number("policy_loss")),
     )
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="KL05",
-    name="reference",
     severity=Severity.HARMFUL,
     summary="the reference is not the frozen policy of the start",
     fix="Copy the model before training, freeze the copy, keep it in eval mode; with adapters, switch them off for it.",
-    explanation=__doc__,
     symptoms=(
         "KL is always 0",
         "KL stays 0",
@@ -291,11 +262,7 @@ ILLNESS = Illness(
         "reference model is trained too",
         "reference changes during training",
     ),
-    run=check_run,
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
+    sick=lambda: Evidence((_with_policy_as_reference(healthy_batch()),), healthy_curves(ref_kl=0.0)),
+    well=lambda: Evidence((healthy_batch(),), healthy_curves(ref_kl=np.linspace(0.0, 0.01, 60))),
     scripts=Scripts(sick=changed("copy.deepcopy(policy).eval().requires_grad_(False)", "policy"), well=GRPO),
 )

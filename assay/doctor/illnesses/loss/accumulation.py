@@ -27,39 +27,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import UPDATE, changed
-from assay.programs.facts.loss.accumulation import (
-    Part,
-    Share,
-    is_count,
-    is_mean,
-    is_of_whole,
-    is_own,
-    is_rows,
-    parts,
-    share_of,
-)
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.examples.scripts import IN_PARTS
+from assay.programs.facts.loss.accumulation import Part, Share, is_count, is_mean, is_of_whole, is_own, is_rows, shares
 from assay.programs.graph import UNKNOWN
 from assay.programs.program import Program
 from assay.programs.run.token_weights import Split, TokenWeights, token_weights
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Severity, Verdict, finding, healthy, likely
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    told: set[Place] = set()
-    for part in parts(program):
-        assert part.backward.input is not None
-        share = share_of(program, part.backward.input)
-        if share is None or part.backward.place in told:
-            continue
-        told.add(part.backward.place)
-        counts = [one for one in share.divisors if is_count(one, part)]
-        what = _twice(part, share, len(counts)) or _undivided(part, share, len(counts))
+    for part, share in shares(program):
+        counts = sum(is_count(divisor, part) for divisor in share.divisors)
+        what = _twice(part, share, counts) or _undivided(part, share, counts)
         places = (part.backward.place, part.step.place)
         if what:
-            yield finding(what, confidence=Confidence.LIKELY, places=places)
+            yield likely(what, places=places)
         else:
             yield healthy("the gradients of the parts add up to that of the batch", places=places)
 
@@ -69,28 +53,24 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 
 def _twice(part: Part, share: Share, counts: int) -> str:
+    text = part.backward.place.text
     if part.engine_divides and counts:
-        return f"`{part.backward.place.text}` divides by the number of parts, and the engine's backward does so again"
-    if part.engine_divides and not share.scales and any(is_of_whole(one, part) for one in share.divisors):
-        return (
-            f"the loss in `{part.backward.place.text}` is divided by a count of the whole batch, and by the number of "
-            "parts again in the engine's backward"
-        )
+        return f"`{text}` divides by the number of parts, and the engine's backward does so again"
     if counts > 1:
-        return f"the loss in `{part.backward.place.text}` is divided by the number of parts {counts} times"
-    if counts and not share.scales and any(is_of_whole(one, part) for one in share.divisors):
-        return (
-            f"the loss in `{part.backward.place.text}` is divided by a count of the whole batch, and by the number of "
-            "parts on top"
-        )
+        return f"the loss in `{text}` is divided by the number of parts {counts} times"
+    of_whole = not share.scales and any(is_of_whole(divisor, part) for divisor in share.divisors)
+    if of_whole and (part.engine_divides or counts):
+        again = "again in the engine's backward" if part.engine_divides else "on top"
+        return f"the loss in `{text}` is divided by a count of the whole batch, and by the number of parts {again}"
     return ""
 
 
 def _undivided(part: Part, share: Share, counts: int) -> str:
     if part.engine_divides or counts or share.scales or not is_mean(share, part):
         return ""
-    rows = any(is_rows(one, part) for one in share.divisors)
-    if any(not is_own(one, part) and not (rows and one.constant is not UNKNOWN) for one in share.divisors):
+    by_rows = any(is_rows(divisor, part) for divisor in share.divisors)
+    others = [divisor for divisor in share.divisors if not is_own(divisor, part)]
+    if any(not by_rows or divisor.constant is UNKNOWN for divisor in others):
         return ""
     return (
         f"`{part.backward.place.text}` adds up means of parts that nothing divides by their number before "
@@ -131,40 +111,25 @@ def _factor_of_parts(weights: TokenWeights) -> str | None:
     )
 
 
-WELL = changed(
-    UPDATE,
-    """        optimizer.zero_grad()
-        parts = torch.arange(len(ids)).chunk(4)
-        for rows in parts:
-            new = score(policy, ids[rows], start)
-            ratio = torch.exp(new - old[rows])
-            clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
-            gain = torch.min(ratio * advantages[rows], clipped * advantages[rows])
-            lengths = mask[rows].sum(dim=1).clamp(min=1)
-            loss = ((-gain * mask[rows]).sum(dim=1) / lengths).mean()
-            (loss / len(parts)).backward()
-        optimizer.step()
-""",
+WELL = IN_PARTS.replace(
+    "loss = (-gain * mask[rows]).sum() / tokens\n            loss.backward()",
+    "lengths = mask[rows].sum(dim=1).clamp(min=1)\n"
+    "            loss = ((-gain * mask[rows]).sum(dim=1) / lengths).mean()\n"
+    "            (loss / len(parts)).backward()",
 )
-
-
 SICK = WELL.replace("(loss / len(parts)).backward()", "loss.backward()")
 
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LOSS02",
-    name="accumulation",
     severity=Severity.HARMFUL,
     summary="the gradients of the parts of a batch do not add up to that of the batch",
     fix="Divide the mean loss of each part by the number of parts, once; accelerate's backward does it itself.",
-    explanation=__doc__,
     symptoms=(
         "gradient accumulation gives another result",
         "loss too large with gradient accumulation",
         "accumulation steps change the learning",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=SICK, well=WELL),
     explains=frozenset({"LOSS03", "LOSS05"}),
 )

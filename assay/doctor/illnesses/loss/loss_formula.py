@@ -28,8 +28,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.catalogue import illness
+from assay.doctor.evidence import Batch
 from assay.doctor.examples import edited, healthy_batch, of_batch
 from assay.doctor.recompute.loss import aggregation_of, is_known_whole, is_part, loss, nearest_loss
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
@@ -44,7 +44,7 @@ def check_batch(batch: Batch) -> Verdict:
     mask_BT, new_BT, old_BT, _ = batch.need("mask", "new_logprobs", "old_logprobs", "advantages")
     recorded = float(batch.number("loss"))
     inputs = (new_BT, old_BT, batch.token_advantages)
-    if not np.isfinite(recorded) or not all(np.isfinite(one[mask_BT]).all() for one in inputs):
+    if not np.isfinite(recorded) or not all(np.isfinite(values_BT[mask_BT]).all() for values_BT in inputs):
         return not_applicable("the loss, or a number it is made of, is not finite")
     match = nearest_loss(batch)
     name = match.variant.name
@@ -61,24 +61,20 @@ def check_batch(batch: Batch) -> Verdict:
     part = is_part(batch) and not _is_of_these_rows(batch)
     if part and not match.fits:
         return not_applicable("the batch is a part of its update, and the loss may be that of the whole")
-    if _counts_are_unknown(batch):
-        return not_applicable("the loss tokens of the whole rollout batch are not known (loss_tokens)")
-    if _constant_is_unknown(batch):
-        return not_applicable("the constant that the loss is divided by is not known (max_tokens)")
+    if reason := _unknown_denominator(batch):
+        return not_applicable(reason)
     # a loss of another size may be that of a part, or of settings that are not stated
     by_tokens = aggregation_of(batch) in ("token_mean", "rollout_token_mean")
     needed = {"loss_tokens"} if by_tokens else {"sequences"}  # the denominators of the whole
     needed |= {"loss_tokens"} if batch.settings.get("entropy_coef") else set()
     counted = not part and needed <= batch.settings.keys()
     known = (is_known_whole(batch) or counted) and not _unstated(batch)
-    if not match.fits:
-        words, sure = "; no known variant fits", Confidence.LIKELY if known else Confidence.POSSIBLE
-    elif match.variant.is_bug:
-        words, sure = f": it is {name}", Confidence.LIKELY if part else Confidence.PROVEN
-        if not known and "sign" not in name:
-            sure = Confidence.POSSIBLE
-    else:
-        words, sure = f": it is {name}", Confidence.POSSIBLE
+    words = f": it is {name}" if match.fits else "; no known variant fits"
+    sure = Confidence.POSSIBLE
+    if match.fits and match.variant.is_bug and (known or "sign" in name):
+        sure = Confidence.LIKELY if part else Confidence.PROVEN
+    elif not match.fits and known:
+        sure = Confidence.LIKELY
     return finding(
         f"the loss is {recorded:.4g}, and as configured it would be {expected:.4g}{words}", *facts, confidence=sure
     )
@@ -106,10 +102,6 @@ def _is_of_these_rows(batch: Batch) -> bool:
     return again is not None and abs(again - batch.number("loss")) <= SAME * abs(again)
 
 
-def _constant_is_unknown(batch: Batch) -> bool:
-    return aggregation_of(batch) == "constant" and "max_tokens" not in batch.settings
-
-
 def _unstated(batch: Batch) -> list[str]:
     """Settings that change a loss, and are not stated: some trainers have a dual clip or a correction by default."""
     names = ["kl_coef", "correction", "entropy_coef"]
@@ -120,18 +112,14 @@ def _unstated(batch: Batch) -> list[str]:
     return [name for name in names if name not in batch.settings]
 
 
-def _counts_are_unknown(batch: Batch) -> bool:
+def _unknown_denominator(batch: Batch) -> str:
     """A mean over the rollout batch needs its loss tokens; with one minibatch they are those of this batch."""
-    several = batch.settings.get("minibatches", 1) > 1 and "loss_tokens" not in batch.settings
-    return several and aggregation_of(batch) == "rollout_token_mean"
-
-
-def sick() -> Evidence:
-    return of_batch(_scaled(0.5))
-
-
-def well() -> Evidence:
-    return of_batch(_scaled(1.0))
+    how, stated = aggregation_of(batch), batch.settings
+    if how == "rollout_token_mean" and stated.get("minibatches", 1) > 1 and "loss_tokens" not in stated:
+        return "the loss tokens of the whole rollout batch are not known (loss_tokens)"
+    if how == "constant" and "max_tokens" not in stated:
+        return "the constant that the loss is divided by is not known (max_tokens)"
+    return ""
 
 
 def _scaled(factor: float) -> Batch:
@@ -142,13 +130,12 @@ def _scaled(factor: float) -> Batch:
     return edited(batch, **numbers, **{name: factor * batch.arrays[name] for name in names})
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LOSS06",
-    name="loss_formula",
     severity=Severity.HARMFUL,
     summary="the loss is not the one that the config says",
     fix="Compute the configured objective over the mask, and divide once, by counts over the whole update.",
-    explanation=__doc__,
     symptoms=(
         "loss does not match the paper",
         "loss formula is wrong",
@@ -157,7 +144,6 @@ ILLNESS = Illness(
         "normalisation by length is wrong",
         "dr grpo or dapo loss is not what I expect",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
+    sick=lambda: of_batch(_scaled(0.5)),
+    well=lambda: of_batch(_scaled(1.0)),
 )

@@ -28,10 +28,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.evidence import Batch
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import aggregation_of, weights
 from assay.programs.facts.kinds import Kind
@@ -42,7 +42,7 @@ from assay.programs.run.ratio import slope
 from assay.programs.run.token_weights import token_weights
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable
 
 DECIDES = 2.0  # times the KL's part: the policy part alone then sets the sign
 NEARLY_ALL = 0.99  # of these tokens
@@ -90,10 +90,9 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 yield healthy("the objective has the right sign in the loss", places=(term.core.place,))
             elif sign is not None:
                 way = "descends" if right < 0 else "climbs"
-                yield finding(
+                yield likely(
                     f"`{term.core.place.text}` has a {'plus' if sign > 0 else 'minus'} in a loss that the optimizer "
                     f"{way}: what is rewarded is made rarer",
-                    confidence=Confidence.LIKELY,
                     places=(term.core.place, loss.place),
                     why=program.kinds.why(term.core),
                 )
@@ -116,7 +115,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 
 def _sign_of_loss(batch: Batch, weights_BT: Array) -> int:
-    """1: the recorded loss is on the side of the one that is meant; -1: on the other; 0: too near to 0 to tell."""
+    """1: the recorded loss is on the side of the one that is meant; -1: on the other; 0: too near to 0."""
     found = terms(batch)
     meant_BT = np.where(found.mask_BT, found.policy_BT, 0.0)
     recorded_BT = batch.get("token_loss")
@@ -144,14 +143,6 @@ def _is_judged(program: Program, term: Term) -> bool:
     return program.kinds.is_a(term.core, *kinds) and any(is_centred_factor(program, factor) for factor in term.factors)
 
 
-def sick() -> Evidence:
-    return of_batch(_turned(-1.0))
-
-
-def well() -> Evidence:
-    return of_batch(_turned(1.0))
-
-
 def _turned(sign: float) -> Batch:
     batch = healthy_batch(update=1)
     arrays = {
@@ -161,13 +152,12 @@ def _turned(sign: float) -> Batch:
     return edited(batch, **arrays, **numbers)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LOSS01",
-    name="loss_sign",
     severity=Severity.FATAL,
     summary="the loss has the wrong sign: the policy learns to avoid what is rewarded",
     fix="Keep exactly one minus between the objective and the loss that is minimised.",
-    explanation=__doc__,
     symptoms=(
         "reward goes down",
         "loss has the wrong sign",
@@ -175,11 +165,8 @@ ILLNESS = Illness(
         "policy gets worse every step",
         "reward falls to 0",
     ),
-    run=check_run,
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: of_batch(_turned(-1.0)),
+    well=lambda: of_batch(_turned(1.0)),
     scripts=Scripts(sick=changed("((-gain + 0.04 * kl)", "((gain + 0.04 * kl)"), well=GRPO),
     explains=frozenset({"LOSS06", "RAT04", "KL01", "CLIP02", "MET01", "MET02", "MET06"}),
 )

@@ -33,19 +33,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import UPDATE, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import IN_PARTS
+from assay.doctor.facts.rounding import gradients_off, loss_limit
 from assay.doctor.illnesses.loss.accumulation import judge_splits
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
-from assay.doctor.rounding import gradients_off, loss_limit
-from assay.programs.facts.loss.accumulation import is_of_whole, parts, share_of, token_mean
+from assay.programs.facts.loss.accumulation import is_of_whole, shares, token_mean
 from assay.programs.program import Program
 from assay.programs.run.token_weights import Split, TokenWeights
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
 
 SAME_FACTOR = 0.01  # factors of all tokens this near to each other are one factor
 SMALL = 1e-3  # of the largest gradient: the factor of a smaller one is mostly rounding
@@ -57,26 +57,20 @@ def check_batch(batch: Batch) -> Verdict:
     verdicts = [verdict for look in (_gradients_differ, _loss_differs) if (verdict := look(batch)) is not None]
     if not verdicts:
         raise Missing("loss_split", "gradients_split")
-    found = [verdict for verdict in verdicts if verdict.state == "finding"]
-    return (found or verdicts)[0]
+    return next((verdict for verdict in verdicts if verdict.state == "finding"), verdicts[0])
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    told: set[Place] = set()
-    for part in parts(program):
-        assert part.backward.input is not None
-        share = share_of(program, part.backward.input)
-        if share is None or share.scales or part.backward.place in told:
+    for part, share in shares(program):
+        if share.scales:
             continue
-        told.add(part.backward.place)
         own = token_mean(program, share, part)
-        if own is None or any(is_of_whole(one, part) for one in share.divisors):
+        if own is None or any(is_of_whole(divisor, part) for divisor in share.divisors):
             yield healthy("no part is divided by its own count of tokens", places=(part.backward.place,))
             continue
-        yield finding(
+        yield likely(
             f"each part of the batch is divided by its own count of tokens, `{own.place.text}`, before "
             f"`{part.backward.place.text}`: the tokens of a part with short answers weigh more",
-            confidence=Confidence.LIKELY,
             places=(own.place, part.backward.place),
             why=program.kinds.why(own.input) if own.input is not None else (),
         )
@@ -164,50 +158,19 @@ def _example(*, own_counts: bool) -> Evidence:
     return of_batch(edited(batch, gradients_split=gradients_BT * factors_B1))
 
 
-def sick() -> Evidence:
-    return _example(own_counts=True)
-
-
-def well() -> Evidence:
-    return _example(own_counts=False)
-
-
-WELL_SCRIPT = changed(
-    UPDATE,
-    """        optimizer.zero_grad()
-        tokens = mask.sum()
-        for rows in torch.arange(len(ids)).chunk(4):
-            new = score(policy, ids[rows], start)
-            ratio = torch.exp(new - old[rows])
-            clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
-            gain = torch.min(ratio * advantages[rows], clipped * advantages[rows])
-            loss = (-gain * mask[rows]).sum() / tokens
-            loss.backward()
-        optimizer.step()
-""",
-)
-
-
-SICK_SCRIPT = WELL_SCRIPT.replace(".sum() / tokens", ".sum() / mask[rows].sum().clamp(min=1) / 4")
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LOSS03",
-    name="split_dependence",
     severity=Severity.HARMFUL,
     summary="loss and gradient depend on how the batch is cut into micro-batches",
     fix="Count the denominators over the whole update before its first part, and divide every part by them.",
-    explanation=__doc__,
     symptoms=(
         "micro batch size changes the result",
         "loss depends on micro-batches",
         "different results with another per-device batch size",
     ),
-    run=check_run,
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
-    scripts=Scripts(sick=SICK_SCRIPT, well=WELL_SCRIPT),
+    sick=lambda: _example(own_counts=True),
+    well=lambda: _example(own_counts=False),
+    scripts=Scripts(IN_PARTS.replace(".sum() / tokens", ".sum() / mask[rows].sum().clamp(min=1) / 4"), IN_PARTS),
     explains=frozenset({"LOSS06", "MET06"}),
 )

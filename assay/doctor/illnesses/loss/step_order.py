@@ -29,8 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.optimizer.optimizers import (
     Optimizer,
     clears_of_unknown,
@@ -49,7 +49,7 @@ from assay.programs.graph import Loop, Value
 from assay.programs.program import Program
 from assay.programs.run.gradients import OptimizerStep
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
+from assay.verdict import Place, Severity, Verdict, finding, healthy, likely
 
 NO_CLIP = 1e3  # a larger bound is there to measure the norm
 Complaint = tuple[str, tuple[Place, ...]]
@@ -58,14 +58,10 @@ Complaint = tuple[str, tuple[Place, ...]]
 def check_source(program: Program) -> Iterator[Verdict]:
     every = optimizers(program)
     unknown = clears_of_unknown(program)
-    told: set[Place] = set()
     for optimizer in every:
         found = [*_of_steps(program, optimizer, unknown), *_of_clips(program, optimizer, len(every))]
         found += [*_of_schedulers(program, optimizer), *_never(program, optimizer)]
-        for what, places in found:
-            if places[0] not in told:
-                told.add(places[0])
-                yield finding(what, confidence=Confidence.LIKELY, places=places)
+        yield from (likely(what, places=places) for what, places in found)
         if not found and optimizer.steps and optimizer.backwards:
             yield healthy(
                 f"{optimizer.value.shown}: gradients are made, used and cleared in order",
@@ -88,7 +84,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
         if step.is_first:
             continue
         steps_with_losses += bool(step.lost)
-        if step.lost and steps_with_losses > 1:  # a step that a scaler skips once is no fault
+        if step.lost and steps_with_losses > 1:  # a step that a scaler skips once is not a fault
             cleared = [move.place for move in step.moves if move.kind == "zero_grad"]
             yield finding(
                 f"gradients of {len(step.lost)} of {len(backwards)} backward passes are cleared before the step that "
@@ -125,8 +121,8 @@ def _of_steps(program: Program, optimizer: Optimizer, unknown: list[Value]) -> I
         nearest = events_before(step, events, loop)
         if nearest and nearest[0].op != "backward":
             clear = nearest[0]
-            if is_unconditional(clear, step) and any(one.op == "backward" for one in _around(events, step, loop)):
-                late = clear.order < step.order and any(one.op == "backward" for one in nearest[1:2])
+            if is_unconditional(clear, step) and any(event.op == "backward" for event in _around(events, step, loop)):
+                late = clear.order < step.order and any(event.op == "backward" for event in nearest[1:2])
                 what = "between backward() and step()" if late else "before step(), and backward() comes after it"
                 yield (
                     f"`{clear.place.text}` clears the gradients {what}: `{step.place.text}` has none to use",
@@ -158,37 +154,34 @@ def _has_closure(step: Value) -> bool:
 
 def _around(events: list[Value], step: Value, loop: Loop | None) -> list[Value]:
     if loop is not None:
-        return [one for one in events if loop in one.context.loops]
-    return [one for one in events if one.context.calls[:1] == step.context.calls[:1]]
+        return [event for event in events if loop in event.context.loops]
+    return [event for event in events if event.context.calls[:1] == step.context.calls[:1]]
 
 
 def _cleared_in_parts(optimizer: Optimizer, step: Value, loop: Loop) -> Value | None:
     """A clear in a loop within this one that also holds the backward, while no step is in there."""
     for clear in optimizer.clears:
-        if loop not in clear.context.loops:
+        loops = clear.context.loops
+        parts = loops[loops.index(loop) + 1] if loop in loops[:-1] else None
+        if parts is None or clear.order >= step.order or any(parts in use.context.loops for use in optimizer.steps):
             continue
-        deeper = clear.context.loops[clear.context.loops.index(loop) + 1 :]
-        for parts in deeper[:1]:
-            if any(parts in one.context.loops for one in optimizer.steps):
-                continue
-            inside = [one for one in optimizer.backwards if parts in one.context.loops and one.order < step.order]
-            if any(is_unconditional(clear, one) for one in inside) and clear.order < step.order:
-                return clear
+        inside = [backward for backward in optimizer.backwards if parts in backward.context.loops]
+        if any(is_unconditional(clear, backward) for backward in inside if backward.order < step.order):
+            return clear
     return None
 
 
 def _is_cleared_in(program: Program, optimizer: Optimizer, loop: Loop, unknown: list[Value]) -> bool:
-    if any(loop in one.context.loops for one in (*optimizer.clears, *unknown)):
+    if any(loop in clear.context.loops for clear in (*optimizer.clears, *unknown)):
         return True
     for clear in program.of("zero_grad"):  # by another optimizer that holds the same parameters
         other = optimizer_of(clear.input)
         others = networks_held(other) if other is not None and loop in clear.context.loops else None
-        if any(contains(program, one, mine) for one in others or () for mine in optimizer.networks or ()):
+        if any(contains(program, theirs, mine) for theirs in others or () for mine in optimizer.networks or ()):
             return True
-    for value in program.of("call", "method", "super"):  # something of a library may clear them
-        if loop in value.context.loops and any(optimizer_of(one) is optimizer.value for one in value.inputs):
-            return True
-    return False
+    calls = [call for call in program.of("call", "method", "super") if loop in call.context.loops]
+    # something of a library may clear them
+    return any(optimizer_of(given) is optimizer.value for call in calls for given in call.inputs)
 
 
 def _of_clips(program: Program, optimizer: Optimizer, count: int) -> Iterator[Complaint]:
@@ -219,7 +212,7 @@ def _is_large(limit: object) -> bool:
 def _is_held(optimizer: Optimizer, model: Value | None, count: int) -> bool:
     if model is None or optimizer.networks is None:
         return count == 1
-    return any(same_network(model, one) or is_part(one, model) for one in optimizer.networks)
+    return any(same_network(model, network) or is_part(network, model) for network in optimizer.networks)
 
 
 def _of_schedulers(program: Program, optimizer: Optimizer) -> Iterator[Complaint]:
@@ -230,12 +223,12 @@ def _of_schedulers(program: Program, optimizer: Optimizer) -> Iterator[Complaint
         of = scheduler.argument("0") or scheduler.argument("optimizer")
         if optimizer_of(of) is not optimizer.value:
             continue
-        for use in optimizer.steps:
-            same = use.context.loops == step.context.loops and step.order < use.order and step.context.loops
-            first = not any(
-                one.order < step.order and one.context.loops[-1:] == step.context.loops[-1:] for one in optimizer.steps
-            )
-            if same and first and is_unconditional(step, use):
+        loops = step.context.loops
+        uses = [use for use in optimizer.steps if use.context.loops[-1:] == loops[-1:]]
+        if not loops or any(use.order < step.order for use in uses):
+            continue
+        for use in uses:
+            if use.context.loops == loops and step.order < use.order and is_unconditional(step, use):
                 yield (
                     f"`{step.place.text}` comes before `{use.place.text}`: the first rate of the schedule is skipped",
                     (step.place, use.place),
@@ -274,18 +267,14 @@ def _late_clip(step: OptimizerStep) -> Place | None:
 
 
 CLEAR, BACKWARD = "        optimizer.zero_grad()\n", "        loss.backward()\n"
-
-
 SICK = changed(CLEAR + BACKWARD, BACKWARD + CLEAR)
 
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LOSS04",
-    name="step_order",
     severity=Severity.FATAL,
     summary="gradients are cleared, computed, clipped and used in the wrong order",
     fix="Clear, backward, clip, step, and then the scheduler: in this order, once for each update.",
-    explanation=__doc__,
     symptoms=(
         "zero_grad in the wrong place",
         "gradients are never cleared",
@@ -293,8 +282,6 @@ ILLNESS = Illness(
         "max_grad_norm does not work",
         "gradients add up over steps",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=SICK, well=GRPO),
     explains=frozenset({"OPT02", "LOSS05", "RAT02"}),
 )

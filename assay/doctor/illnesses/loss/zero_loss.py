@@ -25,18 +25,16 @@ on-policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.illnesses.advantages.zero_signal import answers_differ, is_no_luck
-from assay.doctor.illnesses.masks.empty_mask import is_no_choice
+from assay.doctor.facts.trend import STEPS, is_solved, reward_range
+from assay.doctor.illnesses.advantages.zero_signal import answers_differ, is_beyond_luck
+from assay.doctor.illnesses.masks.empty_mask import cannot_be_meant
 from assay.doctor.illnesses.metrics.signal_lost import weights_of
 from assay.doctor.recompute.advantages import has_whole_groups, other_kind
-from assay.doctor.trend import STEPS, is_solved, reward_range
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 NEAR = 1e-3  # of the mean |advantage|
@@ -53,8 +51,7 @@ def check_batch(batch: Batch) -> Verdict:
     if not np.isfinite(loss):
         return not_applicable(f"the loss is {loss}, not 0: not_finite (NUM03) speaks of that")
     mask_BT, _ = batch.need("mask", "advantages")
-    advantages_BT = batch.token_advantages
-    in_loss = advantages_BT[mask_BT]
+    in_loss = batch.token_advantages[mask_BT]
     known = in_loss[np.isfinite(in_loss)]
     size = float(np.abs(known).mean()) if len(known) else 0.0
     limit = max(NEAREST, NEAR * size)
@@ -62,8 +59,7 @@ def check_batch(batch: Batch) -> Verdict:
     if not abs(loss) <= limit:
         return healthy("the loss is not near 0", fact)
     for cause in (_hidden_nan, _nothing_in_mask, _no_advantage, _all_clipped, _no_weight, _no_gradient, _no_change):
-        verdict = cause(batch, fact)
-        if verdict is not None:
+        if (verdict := cause(batch, fact)) is not None:
             return verdict
     facts = [fact, Fact("mean |advantage| of the loss tokens", size), *_pull(batch)]
     if len(facts) > 2:
@@ -75,7 +71,30 @@ def check_batch(batch: Batch) -> Verdict:
     return healthy("the loss is near 0 as it must be: on-policy the ratio is 1 and centred advantages cancel", *facts)
 
 
-Cause = Callable[[Batch, Fact], Verdict | None]
+def check_curves(curves: Curves) -> Verdict:
+    loss_N, norm_N = curves.need("loss", "gradient_norm")
+    if len(curves) < STEPS:
+        raise Missing(f"loss of {STEPS} steps")
+    loss, norm = float(np.nanmedian(np.abs(loss_N))), float(np.nanmedian(norm_N))
+    facts = [Fact("median |loss|", loss, CURVE_NEAR), Fact("median gradient norm", norm)]
+    if loss > CURVE_NEAR:
+        return healthy("the loss is not near 0", *facts)
+    if norm > NO_GRADIENT:
+        return healthy(
+            "the loss is near 0 because advantages cancel; the gradient does not, and learning goes on", *facts
+        )
+    if is_solved(curves):
+        return healthy("loss and gradient are 0: the task is solved", *facts)
+    (flat_N, reward_N) = curves.need("zero_variance_share", "reward_mean")
+    flat, reward = float(np.nanmedian(flat_N)), float(np.nanmedian(reward_N))
+    facts += [Fact("groups whose rewards are all equal", flat), Fact("median reward", reward)]
+    if flat >= ALL and reward <= reward_range(curves)[0]:
+        return not_applicable(f"every reward is {reward:g}, the worst: nothing to compare, too hard so far")
+    cause = "the rewards of every group are all equal" if flat >= ALL else "although rewards differ within groups"
+    return finding(
+        f"loss and gradient are 0 in most steps, with a reward of {reward:.2g}: {cause}",
+        *facts,
+    )
 
 
 def _hidden_nan(batch: Batch, loss: Fact) -> Verdict | None:
@@ -101,7 +120,7 @@ def _nothing_in_mask(batch: Batch, loss: Fact) -> Verdict | None:
     (mask_BT,) = batch.need("mask")
     if mask_BT.any():
         return None
-    sure = is_no_choice(batch)
+    sure = cannot_be_meant(batch)
     return finding(
         f"the loss is {loss.value:.2g} because none of {mask_BT.size} positions is in the mask",
         loss,
@@ -143,31 +162,31 @@ def _no_advantage(batch: Batch, loss: Fact) -> Verdict | None:
     if reason := other_kind(batch):
         raise Missing(f"advantages of groups: {reason}")
     # a row that is left out of the loss may have an advantage, and one like its group's mean has none
-    trained_B = mask_BT.any(axis=1)
+    trained_B = np.asarray(mask_BT.any(axis=1))
+    scored = [(groups_B == group) & np.isfinite(rewards_B) for group in np.unique(groups_B)]
+    groups = [(rewards_B[rows], trained_B[rows]) for rows in scored if rows.any()]
     spreads = [
-        np.abs(rewards_B[rows & trained_B] - rewards_B[rows].mean()).max()
-        if np.ptp(rewards_B[rows]) > CURVE_NEAR * np.abs(rewards_B[rows]).max()
-        else 0.0
-        for group in np.unique(groups_B)
-        if ((rows := (groups_B == group) & np.isfinite(rewards_B)) & trained_B).any()
+        np.abs(rewards[trained] - rewards.mean()).max() if np.ptp(rewards) > CURVE_NEAR * np.abs(rewards).max() else 0.0
+        for rewards, trained in groups
+        if trained.any()
     ]
-    scored = [rewards_B[(groups_B == group) & np.isfinite(rewards_B)] for group in np.unique(groups_B)]
-    is_flat = all(np.ptp(one) == 0 for one in scored if len(one))
-    if not spreads or (max(spreads) == 0 and not is_flat):
+    is_flat = all(np.ptp(rewards) == 0 for rewards, _ in groups)
+    largest = float(max(spreads, default=0.0))
+    if not spreads or (largest == 0 and not is_flat):
         raise Missing("rewards of rows in the loss that differ from their group's mean")
-    if max(spreads) == 0:
+    if largest == 0:
         return finding(
             f"the loss is 0 because rewards differ between groups ({low:g} to {high:g}) and never within one",
             *facts,
-            confidence=Confidence.LIKELY if answers_differ(batch) and is_no_luck(batch) else Confidence.POSSIBLE,
+            confidence=Confidence.LIKELY if answers_differ(batch) and is_beyond_luck(batch) else Confidence.POSSIBLE,
             fix="See whether the answers of a group differ at all (seed, temperature) and whether rewards see them.",
         )
     sure = has_whole_groups(batch) and "baseline" in batch.settings
     return finding(
-        f"the loss is 0 because every advantage is 0, although rewards differ by up to {max(spreads):g} from their "
+        f"the loss is 0 because every advantage is 0, although rewards differ by up to {largest:g} from their "
         "group's mean",
         *facts,
-        Fact("largest distance of a reward from its group's mean", float(max(spreads)), 0.0),
+        Fact("largest distance of a reward from its group's mean", largest, 0.0),
         # the rest of a group may lie elsewhere, and a critic may be the baseline
         confidence=Confidence.PROVEN if sure else Confidence.POSSIBLE,
         severity=Severity.FATAL if sure else Severity.HARMFUL,
@@ -257,45 +276,6 @@ def _pull(batch: Batch) -> list[Fact]:
     return facts
 
 
-def check_curves(curves: Curves) -> Verdict:
-    loss_N, norm_N = curves.need("loss", "gradient_norm")
-    if len(curves) < STEPS:
-        raise Missing(f"loss of {STEPS} steps")
-    loss, norm = float(np.nanmedian(np.abs(loss_N))), float(np.nanmedian(norm_N))
-    facts = [Fact("median |loss|", loss, CURVE_NEAR), Fact("median gradient norm", norm)]
-    if loss > CURVE_NEAR:
-        return healthy("the loss is not near 0", *facts)
-    if norm > NO_GRADIENT:
-        return healthy(
-            "the loss is near 0 because advantages cancel; the gradient does not, and learning goes on", *facts
-        )
-    if is_solved(curves):
-        return healthy("loss and gradient are 0: the task is solved", *facts)
-    (flat_N, reward_N) = curves.need("zero_variance_share", "reward_mean")
-    flat, reward = float(np.nanmedian(flat_N)), float(np.nanmedian(reward_N))
-    facts += [Fact("groups whose rewards are all equal", flat), Fact("median reward", reward)]
-    if flat >= ALL and reward <= reward_range(curves)[0]:
-        return not_applicable(f"every reward is {reward:g}, the worst: nothing to compare, too hard so far")
-    cause = "the rewards of every group are all equal" if flat >= ALL else "although rewards differ within groups"
-    return finding(
-        f"loss and gradient are 0 in most steps, with a reward of {reward:.2g}: {cause}",
-        *facts,
-        confidence=Confidence.POSSIBLE,
-    )
-
-
-def sick() -> Evidence:
-    """The log-probs are detached: the loss is what it should be, its gradient is nothing."""
-    curves = healthy_curves(
-        loss=1e-5, gradient_norm=0.0, gradient_norm_max=0.0, updates_applied=0, updates_without_signal=2
-    )
-    return Evidence((_detached(0.0),), curves)
-
-
-def well() -> Evidence:
-    return Evidence((_detached(1.0),), healthy_curves(loss=1e-5))
-
-
 def _detached(left: float) -> Batch:
     """Advantages that cancel over the tokens; `left` of the gradient is left."""
     batch = healthy_batch(kl_coef=0.0, ref_logprobs=None, plain_ref_logprobs=None, kl=None, kl_loss=None, kl_mean=None)
@@ -323,13 +303,20 @@ def _detached(left: float) -> Batch:
     )
 
 
-ILLNESS = Illness(
+def sick() -> Evidence:
+    """The log-probs are detached: the loss is what it should be, its gradient is nothing."""
+    curves = healthy_curves(
+        loss=1e-5, gradient_norm=0.0, gradient_norm_max=0.0, updates_applied=0, updates_without_signal=2
+    )
+    return Evidence((_detached(0.0),), curves)
+
+
+ILLNESS = illness(
+    __name__,
     code="LOSS05",
-    name="zero_loss",
     severity=Severity.HARMFUL,
     summary="the loss is 0 and nothing is learned",
     fix="Look at the gradient norm: if it is 0 too, follow the cause that the finding names.",
-    explanation=__doc__,
     symptoms=(
         "loss is zero",
         "loss is 0",
@@ -340,8 +327,6 @@ ILLNESS = Illness(
         "loss near zero but reward changes",
     ),
     sick=sick,
-    well=well,
-    batch=check_batch,
-    curves=check_curves,
+    well=lambda: Evidence((_detached(1.0),), healthy_curves(loss=1e-5)),
     explains=frozenset({"MET05", "RAT02", "OPT02", "OPT01"}),
 )

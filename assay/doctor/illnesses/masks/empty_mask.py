@@ -23,13 +23,14 @@ deliberate choice. If every answer was cut off and left out on purpose, the batc
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import B, edited, healthy_batch, of_batch, of_the_loss
+from assay.doctor.examples.scripts import GRPO
 from assay.programs.facts.masks.counts import count_of, is_guarded
 from assay.programs.facts.masks.masks import Applied, fillings
 from assay.programs.program import Program
@@ -68,69 +69,6 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _nothing_trained(batch: Batch, rows: int) -> Verdict:
-    finished_B = batch.get("finished")
-    fact = Fact("loss tokens", 0, step=batch.step)
-    if batch.settings.get("mask_truncated") and finished_B is not None and not finished_B.any():
-        return finding(
-            f"all {rows} rows were cut off by the token limit and left out of the loss: this batch teaches nothing",
-            fact,
-            confidence=Confidence.POSSIBLE,  # the next batch may have answers that end
-            severity=Severity.WASTEFUL,
-            fix="Raise the token limit, or keep answers that were cut off in the loss.",
-        )
-    sure = is_no_choice(batch)
-    return finding(
-        f"none of the {rows} rows has a loss token: this batch teaches nothing",
-        fact,
-        confidence=Confidence.PROVEN if sure else Confidence.POSSIBLE,
-        severity=None if sure else Severity.WASTEFUL,
-    )
-
-
-def is_no_choice(batch: Batch) -> bool:
-    """Whether rows without loss tokens cannot be left out on purpose: answers that ended, or no masking of the rest.
-
-    A single row, of a micro-batch say, may be left out for many reasons; so may groups of equal rewards.
-    """
-    finished_B, advantages = batch.get("finished"), batch.get("advantages")
-    if len(batch.need("mask")[0]) < FEWEST or advantages is None or not np.nan_to_num(advantages).any():
-        return False
-    if finished_B is not None:
-        return bool(finished_B.sum() >= FEWEST or batch.settings.get("mask_truncated") is False)
-    return batch.settings.get("mask_truncated") is False
-
-
-def _used(batch: Batch) -> list[str]:
-    names = INPUTS + (BESIDE[:1] if batch.settings.get("correction") == "off" else BESIDE)
-    return [name for name in names if batch.get(name) is not None]
-
-
-def _nothing_else_can(batch: Batch) -> bool:
-    """Whether no number, under the mask or not, is or becomes infinite by an exp: times a mask of 0 it is NaN too."""
-    if not all(np.isfinite(batch.arrays[name]).all() for name in _used(batch)):
-        return False
-    logprobs = [batch.arrays[name] for name in _used(batch) if name.endswith("_logprobs")]
-    return all(np.abs(one - other).max() <= FAR for one in logprobs for other in logprobs)
-
-
-def _inside(batch: Batch, name: str) -> np.ndarray:
-    (mask_BT,) = batch.need("mask")
-    return batch.arrays[name][mask_BT if batch.arrays[name].ndim == 2 else mask_BT.any(axis=1)]
-
-
-def _example(loss: float | None) -> Evidence:
-    """Two rows are left out, and the loss came out as `loss`."""
-    batch = healthy_batch()
-    mask_BT = batch.arrays["mask"].copy()
-    mask_BT[[3, 9]] = False  # those that the token limit cut off
-    arrays = {name: batch.arrays[name] for name in batch.arrays if not name.startswith(("gradients", "token_loss"))}
-    left_out = {"mask_truncated": True, "sequences": 16}
-    numbers = {"step": 5, "update": 0, "loss": loss, "loss_again": loss}
-    bare = Batch({}, {}, batch.settings, batch.texts, batch.source)
-    return of_batch(edited(bare, **{**arrays, "mask": mask_BT, **left_out, **numbers}))
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     """Divisions by sums of masks, where a mask can leave a row without a token."""
     read = fillings(program)
@@ -139,14 +77,15 @@ def check_source(program: Program) -> Iterator[Verdict]:
         count = count_of(divisor) if divisor is not None else None
         if count is None:
             continue
-        filled = read.of(Applied(count.mask, division))
-        emptied = [one for one in filled if one.empty_rows]
-        if not filled:
+        ways = read.of(Applied(count.mask, division))
+        emptied = [way for way in ways if way.empty_rows]
+        drops_truncated = any(way.drops_truncated for way in emptied)
+        if not ways:
             continue
         if not emptied or count.floored or is_guarded(program, division, count):
             yield healthy("no mask that can be empty is divided by", places=(division.place,))
-        elif count.by_row or any(one.drops_truncated for one in emptied):
-            reason = "was cut off" if any(one.drops_truncated for one in emptied) else "ended at once"
+        elif count.by_row or drops_truncated:
+            reason = "was cut off" if drops_truncated else "ended at once"
             yield finding(
                 f"`{division.place.text}` divides by `{count.total.place.text}`, which is 0 for a "
                 f"{'row' if count.by_row else 'batch of rows'} that {reason}: NaN",
@@ -159,12 +98,63 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
 
 
-def sick() -> Evidence:
-    return _example(float("nan"))
+def _nothing_trained(batch: Batch, rows: int) -> Verdict:
+    finished_B = batch.get("finished")
+    fact = Fact("loss tokens", 0, step=batch.step)
+    if batch.settings.get("mask_truncated") and finished_B is not None and not finished_B.any():
+        return finding(
+            f"all {rows} rows were cut off by the token limit and left out of the loss: this batch teaches nothing",
+            fact,
+            confidence=Confidence.POSSIBLE,  # the next batch may have answers that end
+            severity=Severity.WASTEFUL,
+            fix="Raise the token limit, or keep answers that were cut off in the loss.",
+        )
+    sure = cannot_be_meant(batch)
+    return finding(
+        f"none of the {rows} rows has a loss token: this batch teaches nothing",
+        fact,
+        confidence=Confidence.PROVEN if sure else Confidence.POSSIBLE,
+        severity=None if sure else Severity.WASTEFUL,
+    )
 
 
-def well() -> Evidence:
-    return _example(None)
+def cannot_be_meant(batch: Batch) -> bool:
+    """Whether rows without loss tokens cannot be left out on purpose: answers that ended, or no masking of the rest.
+
+    A single row, of a micro-batch say, may be left out for many reasons; so may groups of equal rewards.
+    """
+    finished_B, advantages = batch.get("finished"), batch.get("advantages")
+    if len(batch.need("mask")[0]) < FEWEST or advantages is None or not np.nan_to_num(advantages).any():
+        return False
+    has_ended = finished_B is not None and bool(finished_B.sum() >= FEWEST)
+    return has_ended or batch.settings.get("mask_truncated") is False
+
+
+def _used(batch: Batch) -> list[str]:
+    names = INPUTS + (BESIDE[:1] if batch.settings.get("correction") == "off" else BESIDE)
+    return [name for name in names if batch.get(name) is not None]
+
+
+def _nothing_else_can(batch: Batch) -> bool:
+    """Whether no number, under the mask or not, is or becomes infinite by an exp: times a mask of 0 it is NaN too."""
+    if not all(np.isfinite(batch.arrays[name]).all() for name in _used(batch)):
+        return False
+    logprobs = [batch.arrays[name] for name in _used(batch) if name.endswith("_logprobs")]
+    return all(np.abs(first - second).max() <= FAR for first, second in combinations(logprobs, 2))
+
+
+def _inside(batch: Batch, name: str) -> np.ndarray:
+    (mask_BT,) = batch.need("mask")
+    return batch.arrays[name][mask_BT if batch.arrays[name].ndim == 2 else mask_BT.any(axis=1)]
+
+
+def _example(loss: float | None) -> Evidence:
+    """Two rows are left out, and the loss came out as `loss`."""
+    batch = healthy_batch()
+    mask_BT = batch.arrays["mask"].copy()
+    mask_BT[[3, 9]] = False  # those that the token limit cut off
+    changes = {**of_the_loss(batch), "loss": loss, "loss_again": loss}
+    return of_batch(edited(batch, **changes, mask=mask_BT, mask_truncated=True, sequences=B))
 
 
 SICK = GRPO.replace("mask = (ends", "mask = ends.any(dim=1, keepdim=True) * (ends").replace(
@@ -172,23 +162,20 @@ SICK = GRPO.replace("mask = (ends", "mask = ends.any(dim=1, keepdim=True) * (end
     "loss = (((-gain + 0.04 * kl) * mask).sum(dim=1) / mask.sum(dim=1)).mean()",
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK06",
-    name="empty_mask",
     severity=Severity.FATAL,
     summary="a batch or a row without loss tokens: a division by 0, or nothing to learn from",
     fix="Bound the denominator from below (clamp(min=1)) and skip an update without loss tokens.",
-    explanation=__doc__,
     symptoms=(
         "division by zero in the mask",
         "nan when a completion is empty",
         "loss is nan for an empty mask",
         "all tokens masked",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: _example(float("nan")),
+    well=lambda: _example(None),
     scripts=Scripts(SICK, SICK.replace("mask.sum(dim=1))", "mask.sum(dim=1).clamp(min=1))")),
     explains=frozenset(
         {"LOSS03", "LOSS05", "LOSS06", "MASK04", "MASK07", "MASK08", "MET05", "MET06", "MET07", "NUM03", "OPT02"}

@@ -32,17 +32,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import GRPO, changed
-from assay.doctor.examples import EOS, _loss, edited, healthy_batch, healthy_curves
+from assay.doctor.examples import EOS, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.trend import quarter_medians
 from assay.doctor.illnesses.masks.prompt_in_loss import prompts_in_rows
-from assay.doctor.trend import quarter_medians
+from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.masks.lost_ends import cut_before_end, masks_without_ends
-from assay.programs.facts.masks.masks import definition, fillings
+from assay.programs.facts.masks.masks import Filled, definition, fillings
+from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable
 
 FEW_CUT, NEARLY_ALL_CUT = 0.3, 0.9  # shares of truncated rows, at first and at last: endings are lost, not just longer
 FEWEST = 8  # rows that ended: fewer may all have ended by a stop string
@@ -57,16 +59,12 @@ def check_batch(batch: Batch) -> Verdict:
     starts_B = _starts(batch, tokens_BT, mask_BT)
     ends_B = _ends(batch, tokens_BT, mask_BT, starts_B)
     is_eos_BT = np.isin(tokens_BT, np.asarray(batch.setting("eos_ids")))
-    forced_BT = batch.get("forced")
+    sampled_BT = ~batch.arrays.get("forced", np.zeros(mask_BT.shape, dtype=bool))
     columns = np.arange(tokens_BT.shape[1])
-    sampled_BT = (columns >= starts_B[:, None]) & (columns < ends_B[:, None])
-    if forced_BT is not None:
-        sampled_BT &= ~forced_BT
-    others_BT = sampled_BT & ~is_eos_BT  # a mask by value drops an EOS between turns as well
+    before_end_BT = (columns >= starts_B[:, None]) & (columns < ends_B[:, None])
+    others_BT = before_end_BT & sampled_BT & ~is_eos_BT  # a mask by value drops an EOS between turns as well
     rows = np.flatnonzero((ends_B >= 0) & others_BT.any(axis=1) & (mask_BT | ~others_BT).all(axis=1))
-    rows = rows[is_eos_BT[rows, ends_B[rows]]]
-    if forced_BT is not None:
-        rows = rows[~forced_BT[rows, ends_B[rows]]]
+    rows = rows[(is_eos_BT & sampled_BT)[rows, ends_B[rows]]]
     if len(rows) == 0:
         return not_applicable("no row with trained tokens ended by EOS")
     untrained = rows[~mask_BT[rows, ends_B[rows]]]
@@ -80,16 +78,6 @@ def check_batch(batch: Batch) -> Verdict:
         Fact("rows that ended by EOS", len(rows)),
         confidence=_confidence(batch, len(rows), len(untrained)),
     )
-
-
-def _confidence(batch: Batch, ended: int, untrained: int) -> Confidence:
-    """Without lengths, padding that has the id of EOS may stand behind a row that a stop string ended."""
-    if batch.get("lengths") is not None:
-        return Confidence.PROVEN
-    pad, eos_ids = batch.settings.get("pad_id"), np.asarray(batch.setting("eos_ids")).ravel().tolist()
-    is_padding = pad is None or pad in eos_ids
-    is_unsure = untrained < ended or ended < FEWEST or batch.get("finished") is None
-    return Confidence.POSSIBLE if is_padding and is_unsure else Confidence.LIKELY
 
 
 def check_curves(curves: Curves) -> Verdict:
@@ -108,8 +96,40 @@ def check_curves(curves: Curves) -> Verdict:
         "do at last, and the reward has not risen; an EOS that is not trained does this",
         fact,
         Fact("median share of truncated rows in the first quarter", cut_first, FEW_CUT),
-        confidence=Confidence.POSSIBLE,
     )
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Each mask of a loss is computed on four rows of tokens: does the token that ended a row count?"""
+    read = fillings(program)
+    by_definition: dict[Value, list[Filled]] = {}
+    for _, masks in read.losses:
+        for ways in masks:
+            by_definition.setdefault(definition(ways[0].mask.value), ways)
+    for made, ways in by_definition.items():
+        if not all(way.misses_ends for way in ways):
+            yield healthy("the token that ends a row is inside the mask", places=(made.place,))
+            continue
+        otherwise = read.of(ways[0].mask, pad_is_end=False)
+        shared = None if all(way.misses_ends for way in otherwise) else read.shared
+        because = " where padding has the id of the end token" if shared else ""
+        yield finding(
+            f"the mask `{made.place.text}` is 0 on the token that ends a row{because}: to stop is never trained",
+            confidence=Confidence.LIKELY if shared is None or shared[1] else Confidence.POSSIBLE,
+            places=(made.place,) if shared is None else (made.place, shared[0].place),
+            why=ways[0].why("a b <end>", "`a b`"),
+        )
+    yield from _left_out(program)
+
+
+def _confidence(batch: Batch, ended: int, untrained: int) -> Confidence:
+    """Without lengths, padding that has the id of EOS may stand behind a row that a stop string ended."""
+    if batch.get("lengths") is not None:
+        return Confidence.PROVEN
+    pad, eos_ids = batch.settings.get("pad_id"), np.asarray(batch.setting("eos_ids")).ravel().tolist()
+    is_padding = pad is None or pad in eos_ids
+    is_unsure = untrained < ended or ended < FEWEST or batch.get("finished") is None
+    return Confidence.POSSIBLE if is_padding and is_unsure else Confidence.LIKELY
 
 
 def _starts(batch: Batch, tokens_BT: Array, mask_BT: Array) -> Array:
@@ -141,14 +161,32 @@ def _ends(batch: Batch, tokens_BT: Array, mask_BT: Array, starts_B: Array) -> Ar
         ends_B = starts_B + lengths_B
         return np.where((lengths_B > 0) & (ends_B <= width), ends_B - 1, -1)
     # the token behind the last trained one, if it is an EOS, is what the policy sampled, unless it was cut off
-    finished_B = batch.get("finished")
-    if finished_B is None:  # the last token tells it
-        finished_B = np.ones(len(tokens_BT), dtype=bool)
+    finished_B = batch.arrays.get("finished", np.ones(len(tokens_BT), dtype=bool))  # else the last token shows it
     last_B = _last(mask_BT)
     behind_B = np.minimum(last_B + 1, width - 1)
     eos_ids, rows = np.asarray(batch.setting("eos_ids")), np.arange(len(tokens_BT))
     trained = (last_B >= 0) & np.isin(tokens_BT[rows, last_B], eos_ids)
     return np.where(finished_B & (last_B >= 0), np.where(trained, last_B, behind_B), -1)
+
+
+def _left_out(program: Program) -> Iterator[Verdict]:
+    """Rows that are cut before their end, and tokens that are picked unless they are the end."""
+    for cut in cut_before_end(program):
+        yield likely(
+            f"`{cut.place.text}` cuts a row before the token that ended it, and what is left is trained: to stop is "
+            "never trained",
+            places=(cut.place,),
+            why=(f"line {cut.place.line}: index() is where the end token stands; a slice ends before it",),
+        )
+    lines: set[int] = set()
+    for mask, leaf in masks_without_ends(program):
+        if leaf.place.line not in lines:
+            lines.add(leaf.place.line)
+            yield likely(
+                f"`{leaf.place.text}` leaves the token that ends a row out of the tokens that are trained",
+                places=(leaf.place,),
+                why=(f"line {mask.place.line}: tokens of the policy are picked by it",),
+            )
 
 
 def _example(*, eos_trained: bool, truncated: float) -> Evidence:
@@ -160,77 +198,15 @@ def _example(*, eos_trained: bool, truncated: float) -> Evidence:
         length_mean=40.0 + (64.0 * truncated - 40.0) * progress_N,
         reward_mean=0.3 - 0.05 * progress_N,
     )
-    values = {**batch.arrays, "mask": mask_BT}
-    return Evidence((edited(batch, mask=mask_BT, **_loss(values)),), curves)
+    return Evidence((consistent(batch, mask=mask_BT),), curves)
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    """Each mask of a loss is computed on four rows of tokens: does the token that ended a row count?"""
-    read = fillings(program)
-    told: set[int] = set()
-    for _, masks in read.losses:
-        for filled in masks:
-            made = definition(filled[0].mask.value)
-            if id(made) in told:
-                continue
-            told.add(id(made))
-            if not all(one.misses_ends for one in filled):
-                yield healthy("the token that ends a row is inside the mask", places=(made.place,))
-                continue
-            otherwise = read.of(filled[0].mask, pad_is_end=False)
-            by_value = read.shared is not None and not all(one.misses_ends for one in otherwise)
-            where = read.shared[0].place if by_value and read.shared is not None else None
-            certain = not by_value or (read.shared is not None and read.shared[1])
-            because = " where padding has the id of the end token" if by_value else ""
-            yield finding(
-                f"the mask `{made.place.text}` is 0 on the token that ends a row{because}: to stop is never trained",
-                confidence=Confidence.LIKELY if certain else Confidence.POSSIBLE,
-                places=(made.place,) if where is None else (made.place, where),
-                why=(
-                    f"line {made.place.line}: of a row `a b <end>` the mask keeps `a b`",
-                    f"line {filled[0].mask.at.place.line}: the loss of each token is multiplied by it",
-                ),
-            )
-    yield from _left_out(program)
-
-
-def _left_out(program: Program) -> Iterator[Verdict]:
-    """Rows that are cut before their end, and tokens that are picked unless they are the end."""
-    for cut in cut_before_end(program):
-        yield finding(
-            f"`{cut.place.text}` cuts a row before the token that ended it, and what is left is trained: to stop is "
-            "never trained",
-            confidence=Confidence.LIKELY,
-            places=(cut.place,),
-            why=(f"line {cut.place.line}: index() is where the end token stands; a slice ends before it",),
-        )
-    told: set[int] = set()
-    for mask, leaf in masks_without_ends(program):
-        if leaf.place.line not in told:
-            told.add(leaf.place.line)
-            yield finding(
-                f"`{leaf.place.text}` leaves the token that ends a row out of the tokens that are trained",
-                confidence=Confidence.LIKELY,
-                places=(leaf.place,),
-                why=(f"line {mask.place.line}: tokens of the policy are picked by it",),
-            )
-
-
-def sick() -> Evidence:
-    return _example(eos_trained=False, truncated=1.0)
-
-
-def well() -> Evidence:
-    return _example(eos_trained=True, truncated=0.2)
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK01",
-    name="eos_untrained",
     severity=Severity.HARMFUL,
     summary="rows that ended have mask 0 on their EOS: the policy never learns to stop",
     fix="Make the mask from the number of sampled tokens, EOS included; never by comparing ids with padding.",
-    explanation=__doc__,
     symptoms=(
         "model never stops",
         "no EOS, completions run to the limit",
@@ -238,11 +214,8 @@ ILLNESS = Illness(
         "model does not end its answers",
         "completions never finish",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: _example(eos_trained=False, truncated=1.0),
+    well=lambda: _example(eos_trained=True, truncated=0.2),
     scripts=Scripts(changed("(ends.cumsum(dim=1) - ends == 0)", "(ends.cumsum(dim=1) == 0)"), GRPO),
-    curves=check_curves,
     explains=frozenset({"LOSS06", "MASK06", "MET03", "MET06"}),
 )

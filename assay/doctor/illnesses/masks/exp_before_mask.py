@@ -30,14 +30,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.evidence import Batch
+from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.examples.scripts import changed
 from assay.programs.facts.masks.masks import fillings
 from assay.programs.facts.sampling.banned_tokens import bans, is_under_mask
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
 
 TOKENWISE = ("new_logprobs", "old_logprobs", "ref_logprobs", "advantages", "ratio", "kl", "token_loss")
 
@@ -60,6 +60,33 @@ def check_batch(batch: Batch) -> Verdict:
     return _finite_inside(batch, float(loss))
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Padding whose logit is -inf: its log-prob is -inf, -inf - -inf is NaN, and NaN times 0 stays NaN."""
+    read = fillings(program)
+    for masked, _ in read.losses:
+        if not masked.masks:
+            continue
+        lines: set[int] = set()
+        safe = any(mask.at.op in ("masked_fill", "where") for mask in masked.masks) or masked.selects
+        for ban in bans(program, masked.loss):
+            tokens = None if safe else is_under_mask(program, read.endings, ban)
+            if tokens is None or ban.value.place.line in lines:
+                continue
+            lines.add(ban.value.place.line)
+            yield likely(
+                f"`{ban.value.place.text}` gives a token probability 0 that stands under the mask: its log-probs are "
+                "-inf, their difference is NaN, and a mask that multiplies keeps it",
+                places=(ban.value.place, ban.chosen.place),
+                why=(
+                    f"line {ban.value.place.line}: the logit of `{ban.token.place.text}` is set to -inf",
+                    f"line {tokens.place.line}: rows are filled with that token after their end",
+                    f"line {masked.masks[0].at.place.line}: the mask is multiplied, not selected by",
+                ),
+            )
+        if not lines:
+            yield healthy("no log-prob under the mask is infinite by construction", places=(masked.loss.place,))
+
+
 def _finite_inside(batch: Batch, loss: float) -> Verdict:
     (mask_BT,) = batch.need("mask")
     outside: list[Fact] = []
@@ -76,7 +103,7 @@ def _finite_inside(batch: Batch, loss: float) -> Verdict:
             outside.append(Fact(f"{name} outside of the mask", value, None, batch.step, int(row), int(token)))
     if np.isfinite(loss):
         if not outside:
-            raise Missing("loss_perturbed")  # nothing extreme stands under the mask: this batch is no test
+            raise Missing("loss_perturbed")  # nothing extreme stands under the mask: this batch does not test it
         return healthy("what is not finite under the mask does not reach the loss", *outside)
     if not outside:
         return not_applicable("the loss is not finite, and nothing under the mask is to blame")
@@ -86,68 +113,21 @@ def _finite_inside(batch: Batch, loss: float) -> Verdict:
     )
 
 
-def _example(perturbed: float | None) -> Evidence:
-    batch = healthy_batch(update=1)
-    return of_batch(edited(batch, loss_perturbed=batch.number("loss") if perturbed is None else perturbed))
+WELL = changed("    return torch.log", "    logits[..., model.config.pad_token_id] = -1e4\n    return torch.log")
 
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    """Padding whose logit is -inf: its log-prob is -inf, -inf - -inf is NaN, and NaN times 0 stays NaN."""
-    read = fillings(program)
-    for masked, _ in read.losses:
-        if not masked.masks:
-            continue
-        told: set[int] = set()
-        safe = any(mask.at.op in ("masked_fill", "where") for mask in masked.masks) or masked.selects
-        for ban in bans(program, masked.loss):
-            tokens = None if safe else is_under_mask(program, read.endings, ban)
-            if tokens is None or ban.value.place.line in told:
-                continue
-            told.add(ban.value.place.line)
-            yield finding(
-                f"`{ban.value.place.text}` gives a token probability 0 that stands under the mask: its log-probs are "
-                "-inf, their difference is NaN, and a mask that multiplies keeps it",
-                confidence=Confidence.LIKELY,
-                places=(ban.value.place, ban.chosen.place),
-                why=(
-                    f"line {ban.value.place.line}: the logit of `{ban.token.place.text}` is set to -inf",
-                    f"line {tokens.place.line}: rows are filled with that token after their end",
-                    f"line {masked.masks[0].at.place.line}: the mask is multiplied, not selected by",
-                ),
-            )
-        if not told:
-            yield healthy("no log-prob under the mask is infinite by construction", places=(masked.loss.place,))
-
-
-def sick() -> Evidence:
-    return _example(float("nan"))
-
-
-def well() -> Evidence:
-    return _example(None)
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK08",
-    name="exp_before_mask",
     severity=Severity.HARMFUL,
     summary="exp or a division is applied to masked values, and inf * 0 is NaN",
     fix="Replace values under the mask (torch.where, masked_fill) before exp and division, not after.",
-    explanation=__doc__,
     symptoms=(
         "nan from exp of padding",
         "inf times 0 under the mask",
         "loss becomes nan in some batches",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
-    scripts=Scripts(
-        GRPO.replace(
-            "    return torch.log", "    logits[..., model.config.pad_token_id] = float('-inf')\n    return torch.log"
-        ),
-        GRPO.replace("    return torch.log", "    logits[..., model.config.pad_token_id] = -1e4\n    return torch.log"),
-    ),
+    sick=lambda: of_batch(healthy_batch(update=1, loss_perturbed=float("nan"))),
+    well=lambda: of_batch(healthy_batch(update=1)),
+    scripts=Scripts(WELL.replace("-1e4", "float('-inf')"), WELL),
     explains=frozenset({"LOSS05", "LOSS06", "MASK04", "MASK07", "MET05", "MET06", "NUM03", "OPT02"}),
 )

@@ -1,7 +1,7 @@
 """
 ## What it checks
 The loss of a batch is computed twice: as it is, and with columns of padding added (`loss_again`, `loss_padded`). The
-two must be equal, but for rounding.
+two must be equal, except for rounding.
 
 ## Why it hurts
 A loss that is divided by the padded width shrinks whenever one answer of the batch is long: the step size then depends
@@ -16,7 +16,7 @@ Sum over the loss tokens and divide by a count of loss tokens or rows, never by 
     loss = (loss_per_token * mask).sum() / mask.sum().clamp(min=1)
 
 ## When it is wrong
-A constant denominator (Dr. GRPO: rows times the completion limit) is no padding: it does not change with the width of
+A constant denominator (Dr. GRPO: rows times the completion limit) is not padding: it does not change with the width of
 the batch. If a trainer takes that constant from the width of its tensors, the finding is right.
 """
 
@@ -26,12 +26,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.rounding import loss_limit
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
-from assay.doctor.rounding import loss_limit
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.masks.counts import behind_tokens, masked_losses, width_of
 from assay.programs.graph import Value
@@ -39,7 +39,7 @@ from assay.programs.program import Program
 from assay.programs.run.sight import sight
 from assay.programs.run.token_weights import TokenWeights, is_near, token_weights
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, likely, not_applicable
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -66,7 +66,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     """How the losses of tokens are summed up where a mask says that some of them are padding."""
     masked = masked_losses(program)
     for loss, terms in program.losses:
-        if not any(one.loss is loss for one in masked):
+        if loss not in [with_mask.loss for with_mask in masked]:
             continue
         for term in terms:
             if term.kind not in (TermKind.SURROGATE, TermKind.POLICY, TermKind.KL) or not term.reductions:
@@ -74,15 +74,14 @@ def check_source(program: Program) -> Iterator[Verdict]:
             if behind_tokens(program, term.core, masked=True) is None:
                 continue
             found = _over_the_width(term)
-            if found is not None and any(one.condition.op in ("is", "is_not") for one in found.context.branches):
+            if found is not None and any(branch.condition.op in ("is", "is_not") for branch in found.context.branches):
                 continue  # where there is no mask, there is no padding either
             if found is None:
                 yield healthy("the sum over tokens is divided by a count of them", places=(term.reductions[0].place,))
                 continue
-            yield finding(
+            yield likely(
                 f"`{found.place.text}` divides by the width of the batch: the loss of a row depends on how long the "
                 "longest one is",
-                confidence=Confidence.LIKELY,
                 places=(found.place,),
                 why=(
                     f"line {term.core.place.line}: {term.core.shown} holds one number for each token, padding included",
@@ -120,15 +119,13 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 def _over_the_width(term: Term) -> Value | None:
     """The reduction that counts padding."""
-    inner = [one for one in term.reductions if one.op in ("mean", "sum", "nanmean")]
+    inner = [reduction for reduction in term.reductions if reduction.op in ("mean", "sum", "nanmean")]
     if not inner:
         return None
     if inner[-1].op == "mean" and inner[-1].setting("dim", None) in (None, 1, -1):
         return inner[-1]
-    for one in term.reductions:
-        if one.op == "div" and width_of(one.argument("other")) is not None:
-            return one
-    return None
+    divisions = (reduction for reduction in term.reductions if reduction.op == "div")
+    return next((division for division in divisions if width_of(division.argument("other")) is not None), None)
 
 
 def _mean_over_columns(weights: TokenWeights) -> Place | None:
@@ -148,31 +145,19 @@ def _example(columns: int) -> Evidence:
     return of_batch(edited(batch, loss_padded=batch.number("loss") * width / (width + columns)))
 
 
-def sick() -> Evidence:
-    return _example(columns=1)
-
-
-def well() -> Evidence:
-    return _example(columns=0)
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK04",
-    name="padding_dependence",
     severity=Severity.HARMFUL,
     summary="the loss changes when padding is added",
     fix="Divide the sum over loss tokens by a count of loss tokens or rows, never by the size of a tensor.",
-    explanation=__doc__,
     symptoms=(
         "loss depends on padding",
         "loss changes with batch size",
         "different loss for the same data with more padding",
     ),
-    run=check_run,
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: _example(columns=1),
+    well=lambda: _example(columns=0),
     scripts=Scripts(changed("* mask).sum() / mask.sum().clamp(min=1)", "* mask).mean()"), GRPO),
     explains=frozenset({"LOSS03", "LOSS06", "MET06"}),
 )

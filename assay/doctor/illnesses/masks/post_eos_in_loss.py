@@ -29,16 +29,19 @@ from itertools import islice
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
-from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
+from assay.doctor.examples import T, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.masks.counts import behind_tokens
 from assay.programs.facts.masks.masks import Masked, definition, fillings, may_mask
 from assay.programs.program import Program
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely
+
+MOST_BEHIND = 600
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -59,6 +62,25 @@ def check_batch(batch: Batch) -> Verdict:
     return replace(verdict, confidence=Confidence.POSSIBLE) if has_lengths and behind_BT.any() else verdict
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Each mask of a loss is computed on four rows of tokens: does what follows the end of a row count?"""
+    read = fillings(program)
+    for masked, masks in read.losses:
+        ways = [way for ways in masks for way in ways]
+        if not ways:
+            yield from _without_mask(program, masked)
+            continue
+        made = definition(ways[0].mask.value)
+        if not all(way.goes_on for way in ways) or any(way.assumed and way.misses_ends for way in ways):
+            yield healthy("the mask ends with the row", places=(made.place,))
+        elif read.endings.are_seen and not masked.selects and not read.is_masked_elsewhere(masked):
+            yield likely(
+                f"the mask `{made.place.text}` is 1 after the end of a row: padding is in the loss",
+                places=(made.place,),
+                why=ways[0].why("a b <end> <pad>", "all four"),
+            )
+
+
 def _verdict(batch: Batch, behind_BT: Array, end: str, *, proven: bool) -> Verdict:
     (mask_BT,) = batch.need("mask")
     tokens, rows = int(behind_BT.sum()), int(behind_BT.any(axis=1).sum())
@@ -77,8 +99,7 @@ def _beyond_lengths(batch: Batch, mask_BT: Array, tokens_BT: Array) -> Array:
     (lengths_B,) = batch.need("lengths")
     beyond_BT = mask_BT & (np.arange(mask_BT.shape[1]) >= lengths_B[:, None])
     # where tools spoke in between, lengths may count the policy's tokens alone: then no more are trained than that
-    forced_BT = batch.get("forced")
-    has_turns_B = np.ones(len(mask_BT), dtype=bool) if forced_BT is None else forced_BT.any(axis=1)
+    has_turns_B = batch.arrays.get("forced", np.ones(mask_BT.shape, dtype=bool)).any(axis=1)
     beyond_BT &= np.asarray((mask_BT.sum(axis=1) > lengths_B) | ~has_turns_B)[:, None]
     return np.asarray(beyond_BT & ~_is_first_eos(batch, beyond_BT, tokens_BT)[:, None])
 
@@ -100,50 +121,17 @@ def _behind_first_eos(batch: Batch, mask_BT: Array, tokens_BT: Array) -> Array:
     first_B = np.where(is_eos_BT.any(axis=1), is_eos_BT.argmax(axis=1), mask_BT.shape[1])
     behind_BT = np.arange(mask_BT.shape[1]) > first_B[:, None]
     unbroken_BT = np.cumsum(behind_BT & ~mask_BT, axis=1) == 0
-    forced_BT = batch.get("forced")
-    if forced_BT is not None:  # turns of a conversation
-        behind_BT &= np.asarray(~forced_BT.any(axis=1))[:, None]
-    return np.asarray(behind_BT & mask_BT & unbroken_BT)
-
-
-def _example(extra: int) -> Evidence:
-    """Rows that are trained on `extra` columns of padding."""
-    batch = healthy_batch()
-    lengths_B, tokens_BT = batch.need("lengths", "tokens")
-    mask_BT = np.arange(tokens_BT.shape[1]) < lengths_B[:, None] + extra
-    return of_batch(edited(batch, mask=mask_BT, **_loss({**batch.arrays, "mask": mask_BT})))
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    """Each mask of a loss is computed on four rows of tokens: does what follows the end of a row count?"""
-    read = fillings(program)
-    for masked, masks in read.losses:
-        ways = [one for filled in masks for one in filled]
-        if not ways:
-            yield from _without_mask(program, masked)
-            continue
-        made = definition(masks[0][0].mask.value)
-        if not all(one.goes_on for one in ways) or any(one.assumed and one.misses_ends for one in ways):
-            yield healthy("the mask ends with the row", places=(made.place,))
-        elif read.endings.are_seen and not masked.selects and not read.is_masked_elsewhere(masked):
-            yield finding(
-                f"the mask `{made.place.text}` is 1 after the end of a row: padding is in the loss",
-                confidence=Confidence.LIKELY,
-                places=(made.place,),
-                why=(
-                    f"line {made.place.line}: of a row `a b <end> <pad>` the mask keeps all four",
-                    f"line {masks[0][0].mask.at.place.line}: the loss of each token is multiplied by it",
-                ),
-            )
+    has_turns_B1 = batch.arrays.get("forced", np.zeros(mask_BT.shape, dtype=bool)).any(axis=1, keepdims=True)
+    return np.asarray(behind_BT & mask_BT & unbroken_BT & ~has_turns_B1)
 
 
 def _without_mask(program: Program, masked: Masked) -> Iterator[Verdict]:
     """Several rows of one generate() call, and nothing between their log-probs and the loss that could be a mask."""
     weighed = [mask.value for mask in masked.masks if not isinstance(mask.value.constant, int | float)]
-    if masked.selects or any(may_mask(program, one) for one in weighed):
+    if masked.selects or any(may_mask(program, factor) for factor in weighed):
         return
     behind = list(islice(ancestors(masked.loss), MOST_BEHIND))
-    if any(one.op in ("masked_select", "masked_fill", "where") or one.constant == -100 for one in behind):
+    if any(value.op in ("masked_select", "masked_fill", "where") or value.constant == -100 for value in behind):
         return
     for chosen in behind:
         tokens = chosen.argument("index") if chosen.op == "gather" else None
@@ -152,43 +140,35 @@ def _without_mask(program: Program, masked: Masked) -> Iterator[Verdict]:
         for made in islice(ancestors(tokens), 40):
             several = made.argument("num_return_sequences") if made.op == "generate" else None
             if several is not None and several.constant not in (1, None):
-                yield finding(
+                yield likely(
                     f"the loss has no mask, but `{several.place.text}` rows come padded to the longest: what follows "
                     "their end is in the loss",
-                    confidence=Confidence.LIKELY,
                     places=(masked.loss.place, made.place),
                     why=(f"line {made.place.line}: generate() fills the shorter rows with padding",),
                 )
                 return
 
 
-MOST_BEHIND = 600
+def _example(extra: int) -> Evidence:
+    """Rows that are trained on `extra` columns of padding."""
+    batch = healthy_batch()
+    mask_BT = np.arange(T) < batch.arrays["lengths"][:, None] + extra
+    return of_batch(consistent(batch, mask=mask_BT))
 
 
-def sick() -> Evidence:
-    return _example(extra=2)
-
-
-def well() -> Evidence:
-    return _example(extra=0)
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK02",
-    name="post_eos_in_loss",
     severity=Severity.HARMFUL,
     summary="tokens after the end of a completion are in the loss",
     fix="Cut the mask at the first EOS (which stays inside), or make it from the number of sampled tokens.",
-    explanation=__doc__,
     symptoms=(
         "tokens after EOS are trained",
         "padding is in the loss",
         "model repeats after EOS",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: _example(extra=2),
+    well=lambda: _example(extra=0),
     scripts=Scripts(changed("(ends.cumsum(dim=1) - ends == 0)", "torch.ones_like(ends)"), GRPO),
     explains=frozenset({"ALGN02", "LOSS06", "MET06", "RAT01", "SAMP06"}),
 )

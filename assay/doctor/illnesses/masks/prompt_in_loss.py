@@ -28,17 +28,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import WHOLE
 from assay.doctor.examples import PAD, edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import WHOLE
 from assay.programs.facts.masks.masks import definition, fillings
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely
 
 LEAST_PROMPT = 3  # tokens: a shorter one is repeated by chance
-LEAST_PROMPTS = 4  # different ones: so many short ones are not
+LEAST_PROMPTS = 4  # different ones: that many short ones are not
 NEARLY_ALL = 0.9  # of the rows; a policy that repeats its prompt seldom does so every time
 
 
@@ -62,6 +62,23 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Each mask of a loss is computed on four rows of tokens: do the tokens of the prompt count?"""
+    for _, masks in fillings(program).losses:
+        ways = [way for ways in masks for way in ways if not way.assumed]
+        if not ways:
+            continue
+        made = definition(masks[0][0].mask.value)
+        if not all(way.offset and way.prompt[3].all() for way in ways):
+            yield healthy("the mask begins with the completion", places=(made.place,))
+            continue
+        yield likely(
+            f"the mask `{made.place.text}` is 1 on the tokens of the prompt, which the policy did not choose",
+            places=(made.place,),
+            why=masks[0][0].why("prompt completion", "both"),
+        )
+
+
 def _no_prompt_trained(batch: Batch, mask_BT: Array, prompt_BT: Array) -> Verdict:
     """Healthy only if something was compared: rows of completions alone say nothing of a prompt."""
     holding = _any(prompt_BT)
@@ -83,7 +100,7 @@ def prompts_in_rows(batch: Batch) -> Array:
     for row in range(len(tokens_BT)):
         first, last = _place(tokens_BT[row], prompts_BP[row][real_BP[row]], prompts_BP.shape[1])
         prompt_BT[row, first:last] = True
-    # what is short stands there by chance, or is the answer; not in all rows of several prompts, if lengths tell
+    # what is short stands there by chance, or is the answer; not in all rows of several prompts, if lengths are known
     prompts = {tuple(prompt[real].tolist()) for prompt, real in zip(prompts_BP, real_BP, strict=True)}
     is_in_all = _any(prompt_BT) >= NEARLY_ALL * len(tokens_BT) and len(prompts) >= LEAST_PROMPTS
     if not is_in_all or batch.get("lengths") is None:
@@ -110,7 +127,7 @@ def _place(tokens: Array, prompt: Array, width: int) -> tuple[int, int]:
 
 
 def _sampled_by_the_policy(batch: Batch, tokens_BT: Array, mask_BT: Array, prompt_BT: Array) -> tuple[Array, bool]:
-    """(rows whose prompt tokens the policy has itself sampled, whether the evidence can tell)."""
+    """(rows whose prompt tokens the policy has itself sampled, whether the evidence shows it)."""
     lengths_B, sampled_BT = batch.get("lengths"), batch.get("sampled_tokens")
     if sampled_BT is not None:
         return ((sampled_BT == tokens_BT) | ~prompt_BT).all(axis=1), True
@@ -147,47 +164,15 @@ def _padded(rows: Sequence[Sequence[int]], filler: int) -> Array:
     return np.array([[*row, *[filler] * (width - len(row))] for row in rows])
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    """Each mask of a loss is computed on four rows of tokens: do the tokens of the prompt count?"""
-    for _, masks in fillings(program).losses:
-        ways = [one for filled in masks for one in filled if not one.assumed]
-        if not ways:
-            continue
-        made = definition(masks[0][0].mask.value)
-        if not all(one.offset and one.prompt[3].all() for one in ways):
-            yield healthy("the mask begins with the completion", places=(made.place,))
-            continue
-        yield finding(
-            f"the mask `{made.place.text}` is 1 on the tokens of the prompt, which the policy did not choose",
-            confidence=Confidence.LIKELY,
-            places=(made.place,),
-            why=(
-                f"line {made.place.line}: of a row `prompt completion` the mask keeps both",
-                f"line {masks[0][0].mask.at.place.line}: the loss of each token is multiplied by it",
-            ),
-        )
-
-
-def sick() -> Evidence:
-    return _example(prompt_trained=True)
-
-
-def well() -> Evidence:
-    return _example(prompt_trained=False)
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK03",
-    name="prompt_in_loss",
     severity=Severity.HARMFUL,
     summary="tokens of the prompt are in the loss",
     fix="Begin the loss mask at the first sampled token; shift it together with the log-probs.",
-    explanation=__doc__,
     symptoms=("prompt tokens are in the loss", "model learns to repeat the prompt", "loss includes the question",),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: _example(prompt_trained=True),
+    well=lambda: _example(prompt_trained=False),
     scripts=Scripts(WHOLE.replace("torch.zeros_like(prompts)", "torch.ones_like(prompts)"), WHOLE),
     explains=frozenset(
         {

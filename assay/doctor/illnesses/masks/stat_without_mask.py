@@ -28,22 +28,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO
+from assay.doctor.facts.rounding import gradients_off, loss_limit
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
-from assay.doctor.rounding import gradients_off, loss_limit
-from assay.programs.facts.advantages.advantages import is_advantage, is_mean, scalings
 from assay.programs.facts.loss.terms import TermKind
-from assay.programs.facts.masks.counts import behind_tokens, is_on_tokens, masked_losses
+from assay.programs.facts.masks.counts import behind_tokens, masked_losses, token_scalings
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import LOUD, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
 
 WHITENED = 1e-3  # of the advantages' size 1: how near a whitening must come to be recognised
+_OF_TOKENS = (TermKind.SURROGATE, TermKind.POLICY, TermKind.KL)
+_SCORES = ("gather", "take_along_dim", "log_prob", "cross_entropy", "entropy")
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -52,9 +53,25 @@ def check_batch(batch: Batch) -> Verdict:
     verdicts = [verdict for look in (_loss_moves, _gradients_move, _whitening) if (verdict := look(batch)) is not None]
     if not verdicts:
         raise Missing("loss_perturbed", "gradients_perturbed")
-    found = [verdict for verdict in verdicts if verdict.state == "finding"]
-    sound = [verdict for verdict in verdicts if verdict.state == "healthy"]
-    return (found or sound or verdicts)[0]
+    return max(verdicts, key=lambda verdict: LOUD[verdict.state])
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Means over tokens that leave the mask out, where the loss has one."""
+    masked = masked_losses(program)
+    if not masked:
+        return
+    scored = {value.place for loss in masked for value in ancestors(loss.loss) if value.op in _SCORES}
+    terms = [term for _, terms in program.losses for term in terms if term.kind in _OF_TOKENS]
+    of_loss = {id(reduction) for term in terms for reduction in term.reductions}  # see padding_dependence
+    for mean in program.of("mean", "median", "std", "var"):
+        if mean.input is None or mean.setting("dim", None) is not None or id(mean) in of_loss:
+            continue
+        tokens = behind_tokens(program, mean.input)
+        if tokens is not None and tokens.place in scored:
+            yield _unmasked(mean, tokens)
+    yield from _whitened(program)
+    yield healthy("other statistics of tokens are taken under the mask", places=(masked[0].loss.place,))
 
 
 def _loss_moves(batch: Batch) -> Verdict | None:
@@ -65,7 +82,7 @@ def _loss_moves(batch: Batch) -> Verdict | None:
         return not_applicable("the loss is not finite, which is another illness (exp_before_mask, empty_mask)")
     limit = loss_limit(batch, loss)
     # columns of padding may have been added to hold other values; what they change by themselves is padding_dependence
-    distance = min(abs(perturbed - one) for one in (loss, _padded_loss(batch, loss)))
+    distance = min(abs(perturbed - whole) for whole in (loss, _padded_loss(batch, loss)))
     fact = Fact("|loss with other values under the mask - loss|", distance, limit, batch.step)
     if distance <= limit:
         return healthy("what stands under the mask does not change the loss", fact)
@@ -152,44 +169,8 @@ def _nearest_whitening(values_N: Array, over: Array, seen_N: Array) -> float:
     return float(min(np.abs(seen_N - white_N).max(), np.abs(seen_N - white_N - mean).max()))
 
 
-def _example(*, leak: float) -> Evidence:
-    """A loss into which the mean over the padded tensor leaks by `leak`."""
-    batch = healthy_batch(update=1)
-    loss = float(batch.number("loss"))
-    return of_batch(edited(batch, loss_perturbed=loss + leak))
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    """Means over tokens that leave the mask out, where the loss has one."""
-    masked = masked_losses(program)
-    if not masked:
-        return
-    scored = {one.place for loss in masked for one in ancestors(loss.loss) if one.op in _SCORES}
-    of_loss = {
-        id(one)
-        for _, terms in program.losses
-        for term in terms
-        if term.kind in (TermKind.SURROGATE, TermKind.POLICY, TermKind.KL)
-        for one in term.reductions
-    }  # see padding_dependence
-    for mean in program.of("mean", "median", "std", "var"):
-        if mean.input is None or mean.setting("dim", None) is not None or id(mean) in of_loss:
-            continue
-        tokens = behind_tokens(program, mean.input)
-        if tokens is not None and tokens.place in scored:
-            yield _unmasked(mean, tokens)
-    yield from _whitened(program)
-    yield healthy("other statistics of tokens are taken under the mask", places=(masked[0].loss.place,))
-
-
-_SCORES = ("gather", "take_along_dim", "log_prob", "cross_entropy", "entropy")
-
-
 def _whitened(program: Program) -> Iterator[Verdict]:
-    for scaling in scalings(program):
-        if not is_advantage(program, scaling.value) or not is_on_tokens(program, scaling.base):
-            continue
-        mean = is_mean(scaling.spread) or scaling.spread
+    for scaling, mean in token_scalings(program):
         if mean.op in ("mean", "std", "var") and mean.setting("dim", None) is None:
             yield _unmasked(mean, scaling.base)
         else:
@@ -197,9 +178,8 @@ def _whitened(program: Program) -> Iterator[Verdict]:
 
 
 def _unmasked(mean: Value, tokens: Value) -> Verdict:
-    return finding(
+    return likely(
         f"`{mean.place.text}` is taken over all positions: the loss has a mask, but padding counts here",
-        confidence=Confidence.LIKELY,
         places=(mean.place,),
         why=(f"line {tokens.place.line}: {tokens.shown} holds one number for each token, padding included",),
         fix=f"Sum it under the mask and divide by the number of its tokens: ({mean.place_of('input').text} * "
@@ -207,30 +187,25 @@ def _unmasked(mean: Value, tokens: Value) -> Verdict:
     )
 
 
-def sick() -> Evidence:
-    return _example(leak=0.01)
+def _example(*, leak: float) -> Evidence:
+    """A loss into which the mean over the padded tensor leaks by `leak`."""
+    batch = healthy_batch(update=1)
+    return of_batch(edited(batch, loss_perturbed=batch.number("loss") + leak))
 
 
-def well() -> Evidence:
-    return _example(leak=1e-8)
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK07",
-    name="stat_without_mask",
     severity=Severity.HARMFUL,
     summary="a mean, std or quantile includes values outside of the mask",
     fix="Give every reduction the mask: take the mean, std or quantile of values[mask] only.",
-    explanation=__doc__,
     symptoms=(
         "mean over padded tokens",
         "statistics include padding",
         "KL or entropy metric too small because of padding",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: _example(leak=0.01),
+    well=lambda: _example(leak=1e-8),
     scripts=Scripts(
         GRPO + "    print(step, kl.mean().item())\n",
         GRPO + "    print(step, ((kl * mask).sum() / mask.sum()).item())\n",

@@ -18,16 +18,17 @@ Write the mask while the sequence is put together: 1 where the policy spoke, 0 w
 
 ## When it is wrong
 If tool output is trained on purpose (as supervised text), it needs a loss of its own, without advantages. A mistake in
-`forced` itself shows as log-probs of the sampler on tokens that are said to be forced.
+`forced` itself shows as log-probs of the sampler on tokens that are marked as forced.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import _loss, edited, healthy_batch, of_batch
+from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
 from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
@@ -37,9 +38,7 @@ def check_batch(batch: Batch) -> Verdict:
     forced_BT, added_BT = batch.get("forced"), _added_eos(batch, tokens_BT)
     if forced_BT is None and added_BT is None:
         raise Missing("forced")
-    foreign_BT = np.zeros(mask_BT.shape, dtype=bool)
-    for part_BT in (forced_BT, added_BT):
-        foreign_BT |= False if part_BT is None else part_BT
+    foreign_BT = np.logical_or.reduce([part_BT for part_BT in (forced_BT, added_BT) if part_BT is not None])
     trained_BT = mask_BT & foreign_BT
     count, rows = int(trained_BT.sum()), int(trained_BT.any(axis=1).sum())
     if not foreign_BT.any():
@@ -60,7 +59,7 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def _added_eos(batch: Batch, tokens_BT: Array) -> Array | None:
-    """An EOS right behind the last sampled token of a row that did not end; None if the evidence cannot tell."""
+    """An EOS right behind the last sampled token of a row that did not end; None if the evidence does not show it."""
     lengths_B, finished_B = batch.get("lengths"), batch.get("finished")
     if lengths_B is None or finished_B is None or "eos_ids" not in batch.settings:
         return None
@@ -75,31 +74,21 @@ def _example(*, trained: bool) -> Evidence:
     forced_BT = np.zeros(batch.arrays["mask"].shape, dtype=bool)
     forced_BT[[2, 6, 11], 1:3] = True
     mask_BT = batch.arrays["mask"] & (trained | ~forced_BT)
-    return of_batch(edited(batch, forced=forced_BT, mask=mask_BT, **_loss({**batch.arrays, "mask": mask_BT})))
+    return of_batch(consistent(batch, forced=forced_BT, mask=mask_BT))
 
 
-def sick() -> Evidence:
-    return _example(trained=True)
-
-
-def well() -> Evidence:
-    return _example(trained=False)
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MASK05",
-    name="tool_tokens",
     severity=Severity.HARMFUL,
     summary="tokens that the policy did not sample are in the loss",
     fix="Set the mask to 0 on tool output, template text and added EOS while the sequence is put together.",
-    explanation=__doc__,
     symptoms=(
         "tool output is trained",
         "observation tokens are in the loss",
         "multi-turn: environment tokens in the loss",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
+    sick=lambda: _example(trained=True),
+    well=lambda: _example(trained=False),
     explains=frozenset({"RAT07", "SAMP06"}),
 )

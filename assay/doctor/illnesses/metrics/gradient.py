@@ -28,15 +28,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.catalogue import illness
+from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.trend import STEPS, is_solved
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.doctor.facts.trend import is_solved, known_steps
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
 
 REFUSED = 2  # updates: one may be an accident
 REFUSED_SHARE = 0.05  # of all updates
-ZERO = 1e-12  # a norm below is none
+ZERO = 1e-12  # a norm below counts as 0
 MOST = 0.5  # of the applied steps
 SPIKE = 50.0  # times the median of the norms that are not 0
 SPIKES = 2  # one may be an accident
@@ -53,18 +53,13 @@ def check_curves(curves: Curves) -> Verdict:
         skipped = float(np.nansum(skipped_N))
         share = skipped / max(skipped + applied, 1.0)
         if skipped >= REFUSED and share > REFUSED_SHARE:
-            first = curves.steps[int(np.argmax(np.nan_to_num(skipped_N) > 0))]
+            first = curves.step_at(int(np.argmax(np.nan_to_num(skipped_N) > 0)))
             return finding(
                 f"{skipped:.0f} updates ({share:.0%}) were refused because a number in them was not finite",
-                Fact("updates refused", int(skipped), REFUSED, int(first) if np.isfinite(first) else None),
+                Fact("updates refused", int(skipped), REFUSED, first),
                 Fact("share of the updates", share, REFUSED_SHARE),
-                confidence=Confidence.POSSIBLE,
             )
-    (norm_N,) = curves.need("gradient_norm")
-    known_N = norm_N[np.isfinite(norm_N)]
-    if len(known_N) < STEPS:
-        raise Missing(f"gradient_norm of {STEPS} steps")
-    fact = Fact("median gradient norm", float(np.median(known_N)))
+    fact = Fact("median gradient norm", float(np.median(known_steps(curves, "gradient_norm"))))
     if is_solved(curves):
         return healthy("the task is solved: a gradient that is small or rare is as it should be", fact)
     verdict = next(_complaints(curves), None)
@@ -79,7 +74,6 @@ def _complaints(curves: Curves) -> Iterator[Verdict]:
         yield finding(
             f"the gradient is 0 in {flat} of {applied_N.sum()} steps whose updates were applied",
             Fact("steps with a gradient norm of 0", flat, int(MOST * applied_N.sum())),
-            confidence=Confidence.POSSIBLE,
             severity=Severity.FATAL,
             fix="Nothing reaches the weights: see whether the log-probs are detached or computed under no_grad.",
         )
@@ -93,8 +87,7 @@ def _complaints(curves: Curves) -> Iterator[Verdict]:
         yield finding(
             f"the gradient norm jumps to more than {SPIKE:g} times its median ({usual:.2g}) in {spikes_N.sum()} of "
             f"{len(norm_N)} steps",
-            Fact("largest gradient norm", float(norm_N[worst]), bound, int(np.nan_to_num(curves.steps[worst]))),
-            confidence=Confidence.POSSIBLE,
+            Fact("largest gradient norm", float(norm_N[worst]), bound, curves.step_at(worst)),
         )
     clipped = float(np.mean(moving_N > CLIPPED * limit)) if limit and len(moving_N) else 0.0
     if clipped > ALWAYS:
@@ -103,27 +96,17 @@ def _complaints(curves: Curves) -> Iterator[Verdict]:
             "steps: its size never counts",
             Fact("median gradient norm", usual, CLIPPED * limit),
             Fact("share of the steps far above clip_norm", clipped, ALWAYS),
-            confidence=Confidence.POSSIBLE,
             severity=Severity.WASTEFUL,
             fix="Find out why the loss is so large (a sum where a mean is meant?), or raise clip_norm.",
         )
 
 
-def sick() -> Evidence:
-    return of_curves(healthy_curves(updates_skipped=np.arange(60) % 4 == 3))
-
-
-def well() -> Evidence:
-    return of_curves(healthy_curves(updates_skipped=np.arange(60) == 30))
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MET05",
-    name="gradient",
     severity=Severity.HARMFUL,
     summary="the gradient is zero, not finite, spiky or always clipped",
     fix="Not finite: look at the dumped batch for an exp without a bound, an empty mask or a NaN reward.",
-    explanation=__doc__,
     symptoms=(
         "grad norm is 0",
         "gradient norm is 0",
@@ -134,7 +117,6 @@ ILLNESS = Illness(
         "gradient is zero",
         "loss spikes",
     ),
-    sick=sick,
-    well=well,
-    curves=check_curves,
+    sick=lambda: of_curves(healthy_curves(updates_skipped=np.arange(60) % 4 == 3)),
+    well=lambda: of_curves(healthy_curves(updates_skipped=np.arange(60) == 30)),
 )

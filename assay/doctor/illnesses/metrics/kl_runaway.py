@@ -26,17 +26,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Curves, Evidence
-from assay.doctor.evidence.curves import Numbers
+from assay.doctor.catalogue import illness
+from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.trend import STEPS, is_solved, quarter_medians
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.doctor.facts.trend import STEPS, is_solved, quarter_medians
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
 
-FAR = 1.0  # nats a token from the reference; trained models of the field stay below 0.3
+FAR = 1.0  # nats per token from the reference; trained models of the field stay below 0.3
 RETURNING = 0.8  # last quarter / second quarter: less is a policy that comes back
-JUMP = 0.5  # nats a token within one step; a sound step makes 0.001
-JUMP_RATIO = 20.0  # and so many times the usual
+JUMP = 0.5  # nats per token within one step; a sound step makes 0.001
+JUMP_RATIO = 20.0  # and this many times the usual
 JUMPS = 2  # one such step may be an accident
 
 
@@ -50,46 +49,30 @@ def check_curves(curves: Curves) -> Verdict:
         facts += [Fact("ref_kl of the first quarter", first), Fact("ref_kl of the last quarter", last, FAR)]
         if last > FAR and last > RETURNING * second and not is_solved(curves):
             return finding(
-                f"the policy is {last:.2g} nats a token away from its reference ({first:.2g} in the first quarter)",
+                f"the policy is {last:.2g} nats per token away from its reference ({first:.2g} in the first quarter)",
                 *facts,
-                confidence=Confidence.POSSIBLE,
             )
     if curves.has("old_kl"):
         (old_N,) = curves.need("old_kl")
-        facts.append(_largest(old_N, curves))
+        worst = int(np.nanargmax(old_N))
+        facts.append(Fact("largest old_kl", float(old_N[worst]), JUMP, curves.step_at(worst)))
         usual = float(np.nanmedian(old_N))
         jumps = int(np.sum(old_N > max(JUMP, JUMP_RATIO * usual)))
         if len(curves) >= STEPS and jumps >= JUMPS:
             return finding(
-                f"in {jumps} of {len(curves)} steps the policy moved more than {JUMP:g} nats a token away from the "
+                f"in {jumps} of {len(curves)} steps the policy moved more than {JUMP:g} nats per token away from the "
                 f"policy that sampled; the usual is {usual:.2g}",
                 *facts,
-                confidence=Confidence.POSSIBLE,
             )
     return healthy("the policy stays near its reference and moves in small steps", *facts)
 
 
-def _largest(old_N: Numbers, curves: Curves) -> Fact:
-    worst = int(np.nanargmax(old_N))
-    step = curves.steps[worst]
-    return Fact("largest old_kl", float(old_N[worst]), JUMP, int(step) if np.isfinite(step) else None)
-
-
-def sick() -> Evidence:
-    return of_curves(healthy_curves(ref_kl=np.geomspace(0.01, 4.0, 60)))
-
-
-def well() -> Evidence:
-    return of_curves(healthy_curves(ref_kl=np.minimum(np.geomspace(0.01, 4.0, 60), 0.4)))
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MET02",
-    name="kl_runaway",
     severity=Severity.HARMFUL,
     summary="the policy runs away from its reference, or jumps within a step",
     fix="Check the sign and the gradient of the KL term; then lower the learning rate or raise kl_coef.",
-    explanation=__doc__,
     symptoms=(
         "kl explodes",
         "KL keeps growing",
@@ -101,8 +84,7 @@ ILLNESS = Illness(
         "policy collapse",
         "loss increases after some steps",
     ),
-    sick=sick,
-    well=well,
-    curves=check_curves,
+    sick=lambda: of_curves(healthy_curves(ref_kl=np.geomspace(0.01, 4.0, 60))),
+    well=lambda: of_curves(healthy_curves(ref_kl=np.minimum(np.geomspace(0.01, 4.0, 60), 0.4))),
     explains=frozenset({"MET01", "MET05"}),
 )

@@ -26,14 +26,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.catalogue import illness
+from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.trend import is_solved, quarter_medians
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+from assay.doctor.facts.trend import is_solved, quarter_medians
+from assay.verdict import Fact, Severity, Verdict, finding, healthy
 
 MANY = 0.5  # of the answers cut off
-GROWN = 0.15  # by so much since the first quarter; a limit too low from the start is hyperparameter (HYP01)
+GROWN = 0.15  # by this much since the first quarter; a limit too low from the start is hyperparameter (HYP01)
 
 
 def check_curves(curves: Curves) -> Verdict:
@@ -43,7 +43,7 @@ def check_curves(curves: Curves) -> Verdict:
     limit = curves.settings.get("max_tokens")
     if curves.has("length_mean"):
         (length_N,) = curves.need("length_mean")
-        facts.append(Fact("tokens an answer, last quarter", quarter_medians(length_N, "length_mean")[-1], limit))
+        facts.append(Fact("tokens per answer, last quarter", quarter_medians(length_N, "length_mean")[-1], limit))
     if not (last > MANY and last - first > GROWN):
         return healthy(f"{last:.0%} of the answers are cut off, {first:.0%} at the start", *facts)
     if is_solved(curves):
@@ -51,31 +51,21 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(
         f"answers have grown into the token limit: {last:.0%} of them are cut off, up from {first:.0%}",
         *facts,
-        confidence=Confidence.POSSIBLE,
     )
 
 
-def sick() -> Evidence:
-    return of_curves(_growing(0.7))
-
-
-def well() -> Evidence:
-    return of_curves(_growing(0.3))
-
-
-def _growing(last: float) -> Curves:
+def _growing_lengths(last: float) -> Curves:
     share_N = np.interp(np.arange(60), [0, 50], [0.05, last])
     return healthy_curves(truncated_share=share_N, length_mean=30 + 30 * share_N, reward_mean=0.4)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MET03",
-    name="length_truncation",
     severity=Severity.HARMFUL,
     summary="answers grow until the token limit cuts them off",
     fix="Check that EOS is trained and that neither loss nor reward favours length; raise max_tokens if the task needs "
     "it.",
-    explanation=__doc__,
     symptoms=(
         "completions get longer",
         "completions are cut off",
@@ -86,8 +76,7 @@ ILLNESS = Illness(
         "answers too long",
         "every completion is clipped at the token limit",
     ),
-    sick=sick,
-    well=well,
-    curves=check_curves,
+    sick=lambda: of_curves(_growing_lengths(0.7)),
+    well=lambda: of_curves(_growing_lengths(0.3)),
     explains=frozenset({"MET07", "HYP01"}),
 )

@@ -29,11 +29,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
-from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import changed
 from assay.doctor.recompute.terms import kl_estimates
 from assay.programs.facts.metrics import check_labels
 from assay.programs.program import Program
@@ -44,6 +44,7 @@ CLOSE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}  # relative; a sum 
 TINY = 1e-6  # absolute, for numbers that are 0
 SLACK = 1e-5  # of a contradiction in curves: rounding of what was logged
 SHARES = ("clipped_share", "truncated_share", "zero_variance_share", "tensors_changed_share")
+Means = Mapping[str, float]  # a name for each way to compute a number
 LIKE_RATIO = (-1.2, -0.8)  # a KL in here, step by step, is -ratio
 
 
@@ -51,16 +52,17 @@ def check_batch(batch: Batch) -> Verdict:
     logged = [name for name in ("kl_mean", "clipped_share", "reward_mean") if name in batch.numbers]
     if not logged:
         raise Missing("kl_mean, clipped_share or reward_mean")
-    if "mask" in batch.arrays and batch.settings.get("sequences", len(batch.arrays["mask"])) != len(
-        batch.arrays["mask"]
-    ):
+    rows = len(batch.arrays.get("mask", ()))
+    if rows and batch.settings.get("sequences", rows) != rows:
         raise Missing("the rows of the whole update, of which this is a part")
     close = CLOSE.get(batch.settings.get("dtype", "float32"), CLOSE["float32"])
     agreed: list[Fact] = []
     lacking: list[str] = []
     for name in logged:
         try:
-            right, wrong = {"kl_mean": _kl, "clipped_share": _clipped, "reward_mean": _reward}[name](batch)
+            right, wrong = {"kl_mean": _kl_means, "clipped_share": _clip_means, "reward_mean": _reward_means}[name](
+                batch
+            )
         except Missing as missing:
             lacking += missing.names
             continue
@@ -84,10 +86,31 @@ def check_batch(batch: Batch) -> Verdict:
     return healthy("the logged numbers are what the arrays give", *agreed)
 
 
-Means = Mapping[str, float]
+def check_curves(curves: Curves) -> Verdict:
+    looked = 0
+    for sentence, name, values_N, bad_N in _contradictions(curves):
+        looked += 1
+        if bad_N.any():
+            first = int(np.argmax(bad_N))
+            return finding(
+                f"{sentence} in {bad_N.sum()} of {len(curves)} steps",
+                Fact(name, float(values_N[first]), step=curves.step_at(first)),
+            )
+    if not looked:
+        raise Missing("two metrics that can contradict each other")
+    return healthy(f"{looked} relations between metrics hold in all steps", Fact("relations checked", looked))
 
 
-def _kl(batch: Batch) -> tuple[Means, Means]:
+def check_source(program: Program) -> Iterator[Verdict]:
+    """What is printed, logged or named as a KL, a share, a mean or a total, against how it is computed."""
+    for metric in check_labels(program):
+        if metric.what:
+            yield finding(metric.what, places=metric.places)
+        else:
+            yield healthy(f"{metric.label} is what its name says", places=metric.places)
+
+
+def _kl_means(batch: Batch) -> tuple[Means, Means]:
     mask_BT, new_BT = batch.need("mask", "new_logprobs")
     if batch.get("kl") is None and batch.get("ref_logprobs") is None:
         raise Missing("kl or ref_logprobs")
@@ -95,9 +118,9 @@ def _kl(batch: Batch) -> tuple[Means, Means]:
     wrong: dict[str, float] = {}
     given_BT = batch.get("kl")
     if given_BT is not None:
-        right |= {"the mean over the loss tokens": _mean(given_BT, mask_BT), "row means": _row_mean(given_BT, mask_BT)}
-        wrong |= {"the mean over all positions, padding included": float(np.nan_to_num(given_BT).mean())}
-        wrong |= {"the sum, not the mean": float(given_BT[mask_BT].sum())}
+        right = {"the mean over the loss tokens": _mean(given_BT, mask_BT), "row means": _row_mean(given_BT, mask_BT)}
+        wrong["the mean over all positions, padding included"] = float(np.nan_to_num(given_BT).mean())
+        wrong["the sum, not the mean"] = float(given_BT[mask_BT].sum())
     for other in ("ref_logprobs", "old_logprobs"):
         if (other_BT := batch.get(other)) is None:
             continue
@@ -105,21 +128,21 @@ def _kl(batch: Batch) -> tuple[Means, Means]:
             d_BT = np.clip(new_BT - other_BT, -20, 20)
             estimates = kl_estimates(d_BT)
             estimates = {"k3": estimates["k3"], **estimates, "k3 reversed": kl_estimates(-d_BT)["k3"]}
-            wrong |= {f"-ratio against {other}, not a log-ratio": _mean(-np.exp(d_BT), mask_BT)}
+            wrong[f"-ratio against {other}, not a log-ratio"] = _mean(-np.exp(d_BT), mask_BT)
         for name, values_BT in estimates.items():
-            right |= {f"the mean {name} against {other}": _mean(values_BT, mask_BT)}
-            right |= {f"row means of {name} against {other}": _row_mean(values_BT, mask_BT)}
+            mean = _mean(values_BT, mask_BT)
+            right[f"the mean {name} against {other}"] = mean
+            right[f"row means of {name} against {other}"] = _row_mean(values_BT, mask_BT)
             if name == "k1":
-                right |= {f"the mean -k1 against {other}": -_mean(values_BT, mask_BT)}
-            else:
-                all_positions = float(np.nan_to_num(values_BT).mean())
-                wrong |= {f"the {name} over all positions, padding included": all_positions}
-                wrong |= {f"the sum of {name}, not the mean": float(values_BT[mask_BT].sum())}
-                wrong |= {f"-{name}": -_mean(values_BT, mask_BT)}
+                right[f"the mean -k1 against {other}"] = -mean
+                continue
+            wrong[f"the {name} over all positions, padding included"] = float(np.nan_to_num(values_BT).mean())
+            wrong[f"the sum of {name}, not the mean"] = float(values_BT[mask_BT].sum())
+            wrong[f"-{name}"] = -mean
     return right, wrong
 
 
-def _clipped(batch: Batch) -> tuple[Means, Means]:
+def _clip_means(batch: Batch) -> tuple[Means, Means]:
     mask_BT, clipped_BT = batch.need("mask", "clipped")
     inside_BT = clipped_BT & mask_BT
     right = {
@@ -139,7 +162,7 @@ def _clipped(batch: Batch) -> tuple[Means, Means]:
     return right, wrong
 
 
-def _reward(batch: Batch) -> tuple[Means, Means]:
+def _reward_means(batch: Batch) -> tuple[Means, Means]:
     (rewards_B,) = batch.need("rewards")
     if batch.settings.get("kl_placement") == "reward" and batch.settings.get("kl_coef"):
         raise Missing("rewards without the KL")
@@ -154,8 +177,8 @@ def _reward(batch: Batch) -> tuple[Means, Means]:
     groups_B = batch.get("group_ids")
     right = {"the mean of the scored rows": float(known_B.mean())}
     if groups_B is not None:
-        means = [rewards_B[(groups_B == one) & np.isfinite(rewards_B)] for one in np.unique(groups_B)]
-        right["the mean of group means"] = float(np.mean([one.mean() for one in means if len(one)]))
+        groups = [rewards_B[(groups_B == group) & np.isfinite(rewards_B)] for group in np.unique(groups_B)]
+        right["the mean of group means"] = float(np.mean([group_B.mean() for group_B in groups if len(group_B)]))
     return right, wrong
 
 
@@ -171,23 +194,6 @@ def _row_mean(values_BT: Array, mask_BT: Array) -> float:
 
 def _fits(value: float, candidate: float, close: float) -> bool:
     return bool(abs(value - candidate) <= TINY + close * abs(candidate))
-
-
-def check_curves(curves: Curves) -> Verdict:
-    looked = 0
-    for sentence, name, values_N, bad_N in _contradictions(curves):
-        looked += 1
-        if bad_N.any():
-            first = int(np.argmax(bad_N))
-            step = curves.steps[first]
-            return finding(
-                f"{sentence} in {bad_N.sum()} of {len(curves)} steps",
-                Fact(name, float(values_N[first]), step=int(step) if np.isfinite(step) else None),
-                confidence=Confidence.POSSIBLE,
-            )
-    if not looked:
-        raise Missing("two metrics that can contradict each other")
-    return healthy(f"{looked} relations between metrics hold in all steps", Fact("relations checked", looked))
 
 
 def _contradictions(curves: Curves) -> Iterator[tuple[str, str, Numbers, Array]]:
@@ -213,15 +219,6 @@ def _contradictions(curves: Curves) -> Iterator[tuple[str, str, Numbers, Array]]
             yield f"{name} is negative{hint}", name, values_N, values_N < -SLACK
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    """What is printed, logged or named as a KL, a share, a mean or a total, against how it is computed."""
-    for metric in check_labels(program):
-        if metric.what:
-            yield finding(metric.what, confidence=Confidence.LIKELY, places=metric.places)
-        else:
-            yield healthy(f"{metric.label} is what its name says", places=metric.places)
-
-
 def sick() -> Evidence:
     batch = healthy_batch(update=1)
     padded = float(batch.arrays["kl"].mean())
@@ -241,13 +238,12 @@ WELL_SCRIPT = changed(
 )
 SICK_SCRIPT = WELL_SCRIPT.replace("(clipped_tokens / mask.sum()).item()", "clipped_tokens.item()")
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MET06",
-    name="metric_wrong",
     severity=Severity.WASTEFUL,
     summary="a logged number is not what its name says",
     fix="Log sums and counts over the loss tokens of the whole step and divide once.",
-    explanation=__doc__,
     symptoms=(
         "logged metric looks wrong",
         "metric is not what it says",
@@ -257,8 +253,5 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
     scripts=Scripts(sick=SICK_SCRIPT, well=WELL_SCRIPT),
 )

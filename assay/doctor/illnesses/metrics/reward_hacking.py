@@ -27,15 +27,16 @@ of training. A component may be given up on purpose, if its weight is small.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Curves, Evidence
-from assay.doctor.evidence.curves import Numbers
+from assay.doctor.catalogue import illness
+from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.trend import quarter_medians, reward_range
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, shown
+from assay.doctor.facts.trend import quarter_medians, reward_range
+from assay.machine.terminal import quote
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
 
 GAIN = 0.1  # of the range of rewards: what the training reward must have gained
 STALLED = 0.2  # held-out gain as a share of it: less is flat
@@ -44,7 +45,10 @@ UNKNOWN_ERROR = 0.05  # of a pass rate whose error was not recorded: that of 100
 ABLE = (0.05, 0.95)  # a pass rate outside had nothing to build on, or cannot rise
 FALL = 0.15  # of a component, as a share of its size
 NOISES = 4.0  # and in standard errors of its medians
-TRAINERS_OWN = ("reference_kl", "overlong")  # penalties that the trainer adds; they move by themselves
+TRAINERS_OWN = (
+    "reward_reference_kl_mean",
+    "reward_overlong_mean",
+)  # penalties that the trainer adds; they move by themselves
 
 
 def check_curves(curves: Curves) -> Verdict:
@@ -57,11 +61,7 @@ def check_curves(curves: Curves) -> Verdict:
         return healthy("the training reward has not risen, so nothing was exploited", *facts)
     sentence = _held_out(curves, (last - first) / scale, facts) or _components(curves, facts)
     if sentence:
-        return finding(
-            f"the training reward rose from {first:.2g} to {last:.2g} {sentence}",
-            *facts,
-            confidence=Confidence.POSSIBLE,
-        )
+        return finding(f"the training reward rose from {first:.2g} to {last:.2g} {sentence}", *facts)
     if len(facts) == 2:
         raise Missing("pass_at_1 of two evaluations, or several reward components")
     return healthy("what is wanted rose with the training reward", *facts)
@@ -82,63 +82,43 @@ def _held_out(curves: Curves, gain: float, facts: list[Fact]) -> str:
 
 
 def _components(curves: Curves, facts: list[Fact]) -> str:
-    names = sorted(
-        {
-            name
-            for row in curves.rows
-            for name in row
-            if name.startswith("reward_") and name.endswith("_mean") and name != "reward_mean"
-        }
-    )
-    own = [name for name in names if name.removeprefix("reward_").removesuffix("_mean") not in TRAINERS_OWN]
-    if len(own) < 2:
+    logged = sorted({name for row in curves.rows for name in row} - {"reward_mean", *TRAINERS_OWN})
+    names = [name for name in logged if name.startswith("reward_") and name.endswith("_mean")]
+    if len(names) < 2:
         return ""
-    moves = {name: _move(curves.need(name)[0], name) for name in own if curves.has(name)}
-    facts += [Fact(f"change of {shown(name)}", move[0]) for name, move in moves.items()]
-    fallen = [name for name, (change, noise) in moves.items() if change < -max(FALL * _size(curves, name), noise)]
-    risen = [name for name, (change, noise) in moves.items() if change > max(FALL * _size(curves, name), noise)]
+    moves = {name: _move(curves, name) for name in names if curves.has(name)}
+    facts += [Fact(f"change of {quote(name)}", change) for name, (change, _) in moves.items()]
+    fallen = [name for name, (change, least) in moves.items() if change < -least]
+    risen = [name for name, (change, least) in moves.items() if change > least]
     if not (fallen and risen):
         return ""
-    return f"by {shown(risen[0])}, while {shown(fallen[0])} fell by {-moves[fallen[0]][0]:.2g}"
+    return f"by {quote(risen[0])}, while {quote(fallen[0])} fell by {-moves[fallen[0]][0]:.2g}"
 
 
-def _move(values_N: Numbers, name: str) -> tuple[float, float]:
-    """(change from the first quarter to the last, how much of it may be noise)."""
+def _move(curves: Curves, name: str) -> tuple[float, float]:
+    """(change from the first quarter to the last, how much of it may be noise or is small)."""
+    (values_N,) = curves.need(name)
     known_N = values_N[np.isfinite(values_N)]
     first, *_, last = quarter_medians(known_N, name)
     # neighbours differ by noise alone: their difference has twice its variance, and a median of n 1.57 / n of it
-    noise = float(np.median(np.abs(np.diff(known_N)))) / 0.6745 / math.sqrt(2)
-    return last - first, NOISES * noise * math.sqrt(2 * 1.57 / (len(known_N) / 4))
+    deviation = float(np.median(np.abs(np.diff(known_N)))) / 0.6745 / math.sqrt(2)
+    noise = NOISES * deviation * math.sqrt(2 * 1.57 / (len(known_N) / 4))
+    return last - first, max(FALL * float(np.abs(known_N).max()), noise)
 
 
-def _size(curves: Curves, name: str) -> float:
-    (values_N,) = curves.need(name)
-    return float(np.nanmax(np.abs(values_N)))
-
-
-def sick() -> Evidence:
-    return of_curves(_evaluated(0.3))
-
-
-def well() -> Evidence:
-    return of_curves(_evaluated(0.6))
-
-
-def _evaluated(after: float) -> Curves:
+def _with_evaluations(after: float) -> Curves:
     curves = healthy_curves()
-    evaluations = [
-        {"step": step, "pass_at_1": rate, "pass_at_1_std_error": 0.015} for step, rate in ((0, 0.4), (60, after))
-    ]
-    return Curves(curves.rows, curves.timings, evaluations, (), curves.settings)
+    rates = ((0, 0.4), (60, after))
+    evaluations = [{"step": step, "pass_at_1": rate, "pass_at_1_std_error": 0.015} for step, rate in rates]
+    return replace(curves, evaluations=evaluations)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MET04",
-    name="reward_hacking",
     severity=Severity.HARMFUL,
     summary="the training reward rises and the quality that it should measure does not",
     fix="Read the best-paid answers of a late step and close the hole in the reward that they use.",
-    explanation=__doc__,
     symptoms=(
         "reward hacking",
         "reward rises but accuracy does not",
@@ -147,8 +127,7 @@ ILLNESS = Illness(
         "model exploits the reward",
         "overfits the reward function",
     ),
-    sick=sick,
-    well=well,
-    curves=check_curves,
+    sick=lambda: of_curves(_with_evaluations(0.3)),
+    well=lambda: of_curves(_with_evaluations(0.6)),
     explains=frozenset({"MET01", "MET02"}),
 )

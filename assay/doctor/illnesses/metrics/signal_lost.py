@@ -26,18 +26,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.logprobs import completion_places
+from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.facts.logprobs import completion_places
+from assay.doctor.facts.trend import SOLVED, STEPS, is_solved
 from assay.doctor.recompute.loss import is_part
 from assay.doctor.recompute.terms import correction, loss_settings
-from assay.doctor.trend import SOLVED, STEPS, is_solved
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 FEWEST = 0.1  # of the generated tokens
-FEW = 100  # tokens: of fewer a share tells little
+FEW = 100  # tokens: of fewer a share means little
 NOTHING = 1e-3  # an importance weight below moves nothing
 
 
@@ -95,10 +95,40 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
+def check_curves(curves: Curves) -> Verdict:
+    in_loss_N, generated_N = curves.need("tokens_in_loss", "tokens_generated")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kept_N = np.where(generated_N > 0, in_loss_N / generated_N, np.nan)
+    if len(curves) < STEPS or not np.isfinite(kept_N).any():
+        raise Missing(f"tokens_in_loss of {STEPS} steps")
+    kept = float(np.nanmedian(kept_N))
+    flat = _median(curves, "zero_variance_share")
+    clipped = _median(curves, "clipped_share")
+    # groups that are skipped or refilled are already out of the loss
+    counted = flat if curves.settings.get("zero_variance", "keep") == "keep" else 0.0
+    facts = [Fact("median tokens generated a step", float(np.nanmedian(generated_N)))]
+    if curves.settings.get("mask_truncated"):
+        facts.append(Fact("lost: cut off and masked, share of the answers", _median(curves, "truncated_share")))
+    facts += [
+        Fact("in groups whose rewards are all equal, share of the groups", flat),
+        Fact("in the loss, share of the generated tokens", kept),
+        Fact("clipped, share of the loss tokens", clipped),
+    ]
+    share = kept * (1.0 - counted) * (1.0 - clipped)
+    facts.append(Fact("left: share that carries the reward's signal", share, FEWEST))
+    if share >= FEWEST:
+        return healthy(f"about {share:.0%} of the generated tokens carry the reward's signal", *facts)
+    if is_solved(curves):
+        return healthy(f"about {share:.0%} of the tokens carry a signal: the task is solved", *facts)
+    if flat == 1.0:
+        return not_applicable("no group has two different rewards; zero_signal (ADV09) speaks of that")
+    return finding(f"only about {share:.1%} of the generated tokens carry the reward's signal into the weights", *facts)
+
+
 def _left_out(batch: Batch, mask_BT: Array, advantages_BT: Array, flat_B: Array | None) -> Array:
     """What may be without signal on purpose, or by right: who knows? Groups of equal rewards are not counted here.
 
-    Without rewards an advantage of 0 tells nothing: a batch may be solved, or too hard so far. Tokens that are not
+    Without rewards an advantage of 0 means nothing: a batch may be solved, or too hard so far. Tokens that are not
     trained may be a tool's, and rows may be left out for other reasons than their length.
     """
     finished_B, out_B1 = batch.get("finished"), ~mask_BT.any(axis=1, keepdims=True)
@@ -138,76 +168,30 @@ def weights_of(batch: Batch) -> Array:
     return np.asarray(np.broadcast_to(weights, mask_BT.shape))
 
 
-def check_curves(curves: Curves) -> Verdict:
-    in_loss_N, generated_N = curves.need("tokens_in_loss", "tokens_generated")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        kept_N = np.where(generated_N > 0, in_loss_N / generated_N, np.nan)
-    if len(curves) < STEPS or not np.isfinite(kept_N).any():
-        raise Missing(f"tokens_in_loss of {STEPS} steps")
-    kept = float(np.nanmedian(kept_N))
-    flat = _median(curves, "zero_variance_share")
-    clipped = _median(curves, "clipped_share")
-    # groups that are skipped or refilled are already out of the loss
-    counted = flat if curves.settings.get("zero_variance", "keep") == "keep" else 0.0
-    facts = [Fact("median tokens generated a step", float(np.nanmedian(generated_N)))]
-    if curves.settings.get("mask_truncated"):
-        facts.append(Fact("lost: cut off and masked, share of the answers", _median(curves, "truncated_share")))
-    facts += [
-        Fact("in groups whose rewards are all equal, share of the groups", flat),
-        Fact("in the loss, share of the generated tokens", kept),
-        Fact("clipped, share of the loss tokens", clipped),
-    ]
-    share = kept * (1.0 - counted) * (1.0 - clipped)
-    facts.append(Fact("left: share that carries the reward's signal", share, FEWEST))
-    if share >= FEWEST:
-        return healthy(f"about {share:.0%} of the generated tokens carry the reward's signal", *facts)
-    if is_solved(curves):
-        return healthy(f"about {share:.0%} of the tokens carry a signal: the task is solved", *facts)
-    if flat == 1.0:
-        return not_applicable("no group has two different rewards; zero_signal (ADV09) speaks of that")
-    return finding(
-        f"only about {share:.1%} of the generated tokens carry the reward's signal into the weights",
-        *facts,
-        confidence=Confidence.POSSIBLE,
-    )
-
-
 def _median(curves: Curves, name: str) -> float:
     """0 for what is not known, or cannot be a share: metric_wrong (MET06) speaks of that."""
     share = float(np.nanmedian(curves.need(name)[0])) if curves.has(name) else 0.0
     return share if 0.0 <= share <= 1.0 else 0.0
 
 
-def sick() -> Evidence:
-    return Evidence((_masked(1),), healthy_curves(tokens_in_loss=400))
-
-
-def well() -> Evidence:
-    return Evidence((_masked(6),), healthy_curves(tokens_in_loss=1000))
-
-
-def _masked(rows: int) -> Batch:
-    """Only the first so many rows are in the loss; everything that was computed from the others is left out."""
+def _with_loss_of(rows: int) -> Batch:
+    """Only the first rows are in the loss; everything that was computed from the others is left out."""
     batch = healthy_batch(update=1)
     mask_BT = batch.arrays["mask"] & (np.arange(len(batch.arrays["mask"])) < rows)[:, None]
     finished_B = np.arange(len(mask_BT)) < rows
     tokens_BT = np.where(batch.arrays["tokens"] == 1, 3, batch.arrays["tokens"])
     tokens_BT[:rows] = batch.arrays["tokens"][:rows]
-    gone = [name for name in batch.numbers if name.startswith(("loss", "policy_loss", "kl_", "clipped"))]
-    gone += ["gradients", "gradients_split", "gradients_perturbed", "token_loss", "lengths", "input_ids", "kl"]
-    gone += ["sampled_tokens", "finished", "clipped", "position_ids", "attention_mask", "plain_logprobs"]
-    kept = edited(batch, mask=mask_BT, mask_truncated=True, **dict.fromkeys(gone))
-    inside = {"lengths": batch.arrays["lengths"], "finished": finished_B, "tokens": tokens_BT}
-    return edited(kept, **inside)
+    gone = ("input_ids", "sampled_tokens", "position_ids", "attention_mask", "plain_logprobs")
+    changes = {**of_the_loss(batch), **dict.fromkeys(gone), "mask_truncated": True}
+    return edited(batch, mask=mask_BT, finished=finished_B, tokens=tokens_BT, **changes)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MET07",
-    name="signal_lost",
     severity=Severity.WASTEFUL,
     summary="hardly any of the generated tokens carry the reward's signal into the weights",
     fix="Look at the largest loss in the list: rewards all equal, answers cut off, tokens clipped or weighed with 0.",
-    explanation=__doc__,
     symptoms=(
         "most samples are wasted",
         "learns very slowly",
@@ -217,9 +201,7 @@ ILLNESS = Illness(
         "few samples carry signal",
         "learning is slow although steps are fast",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    curves=check_curves,
+    sick=lambda: Evidence((_with_loss_of(1),), healthy_curves(tokens_in_loss=400)),
+    well=lambda: Evidence((_with_loss_of(6),), healthy_curves(tokens_in_loss=1000)),
     explains=frozenset({"HYP01"}),
 )

@@ -32,24 +32,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
-from assay.doctor.examples import edited, healthy_batch, of_the_loss
+from assay.doctor.examples import edited, healthy_batch, of_batch, of_the_loss
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.precision import is_mixed, rounding_cast
 from assay.programs.facts.ratio import read_back
-from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.sight import sight
 from assay.programs.run.watched import Forward, WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Fact, Place, Severity, Verdict, finding, healthy, not_enough_data
 
-TOKENS = 20  # so many numbers that all fit 16 bits by chance have a probability below 1e-60
-CERTAIN = 1e-3  # of a |log-prob|: smaller ones tell nothing
+TOKENS = 20  # this many numbers that all fit 16 bits by chance have a probability below 1e-60
+CERTAIN = 1e-3  # of a |log-prob|: smaller ones show nothing
 ROUNDED = 0.99  # of a side's numbers fit 16 bits: a few may have been replaced or clamped
-EXACT = 0.5  # at most so many fit on the other side: float32 numbers do once in thousands
+EXACT = 0.5  # at most this share fits on the other side: float32 numbers do once in thousands
 SIDES = ("old_logprobs", "new_logprobs", "ref_logprobs", "sampler_logprobs")
 BACKWARDS = 8  # of a run that are looked at: later ones come from the same lines
 
@@ -79,35 +78,31 @@ def check_batch(batch: Batch) -> Verdict:
 def check_source(program: Program) -> Iterator[Verdict]:
     """The two sides of each difference of log-probs: passes under autocast on one side only, or rounded on one only."""
     mixed = is_mixed(program)
-    told: set[Place] = set()
+    seen: set[Place] = set()
     for value in program.of("sub"):
-        left, right = value.input, value.argument("other")
-        if left is None or right is None or not program.kinds.is_a(value, Kind.LOG_RATIO):
+        sides = [value.input, value.argument("other")]
+        values = [side for side in sides if side is not None]
+        if len(values) < 2 or not program.kinds.is_a(value, Kind.LOG_RATIO):
             continue
-        sides = [program.origins.forwards(one) for one in (left, right)]
-        if not all(sides) or value.place in told:
+        left, right = (program.origins.forwards(side) for side in values)
+        if not left or not right or value.place in seen:
             continue
-        told.add(value.place)
-        casts = [{call.context.autocast for call in calls} for calls in sides]
-        low = [rounding_cast(program, _stored(one)) for one in (left, right)]
-        if not mixed and casts[0] != casts[1] and all(len(one) == 1 for one in casts):
-            under = sides[0] if True in casts[0] else sides[1]
-            plain = sides[1] if True in casts[0] else sides[0]
+        seen.add(value.place)
+        casts = [{call.context.autocast for call in calls} for calls in (left, right)]
+        rounded = [cast for side in values if (cast := rounding_cast(program, read_back(side) or side)) is not None]
+        if not mixed and casts in ([{True}, {False}], [{False}, {True}]):
+            under, plain = (left[0], right[0]) if casts[0] == {True} else (right[0], left[0])
             yield finding(
-                f"`{value.place.text}` subtracts log-probs of `{under[0].place.text}` under autocast from those of "
-                f"`{plain[0].place.text}` without: they differ before anything was learned",
-                confidence=Confidence.LIKELY,
-                places=(under[0].context.calls[-1] if under[0].context.calls else under[0].place, value.place),
+                f"`{value.place.text}` subtracts log-probs of `{under.place.text}` under autocast from those of "
+                f"`{plain.place.text}` without: they differ before anything was learned",
+                places=(under.context.calls[-1] if under.context.calls else under.place, value.place),
                 why=program.kinds.why(value),
             )
-        elif (low[0] is None) != (low[1] is None):
-            cast = low[0] or low[1]
-            assert cast is not None
+        elif len(rounded) == 1:
             yield finding(
                 f"`{value.place.text}` subtracts log-probs of which one side was rounded to 16 bits by "
-                f"`{cast.place.text}` and the other was not",
-                confidence=Confidence.LIKELY,
-                places=(cast.place, value.place),
+                f"`{rounded[0].place.text}` and the other was not",
+                places=(rounded[0].place, value.place),
                 why=program.kinds.why(value),
             )
         else:
@@ -163,47 +158,33 @@ def _step(values_N: Array, kind: str) -> float:
     return float(2.0 ** (np.floor(np.log2(np.abs(values_N).max())) - bits))
 
 
-def _stored(value: Value) -> Value:
-    return read_back(value) or value
-
-
 def _dtype(forward: Forward) -> str:
     """Of what the pass returned."""
     outputs = [sight(output) for output in [forward.value, *forward.value.users]]
-    return next(
-        (seen.dtype for seen in outputs if seen is not None and seen.is_floating),
-        "autocast" * forward.value.context.autocast,
-    )
+    dtypes = [seen.dtype for seen in outputs if seen is not None and seen.is_floating]
+    return dtypes[0] if dtypes else "autocast" * forward.value.context.autocast
 
 
 def sick() -> Evidence:
     batch = healthy_batch()
-    unknown = of_the_loss(batch) | {"ratio": None}
-    return Evidence((edited(batch, old_logprobs=_to_bfloat16(batch.arrays["old_logprobs"]), **unknown),))
+    old_BT = _to_bfloat16(batch.arrays["old_logprobs"])
+    return of_batch(edited(batch, old_logprobs=old_BT, ratio=None, **of_the_loss(batch)))
 
 
-def well() -> Evidence:
-    return Evidence((healthy_batch(),))
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="NUM02",
-    name="autocast_mismatch",
     severity=Severity.HARMFUL,
     summary="old, new, reference and sampler log-probs are not of the same precision",
     fix="Compute every log-softmax outside of autocast in float32, and keep log-probs in float32 buffers.",
-    explanation=__doc__,
     symptoms=(
         "ratio is noisy with autocast",
         "old and new log-probs in different precision",
         "log-probs differ slightly between passes",
         "mixed precision mismatch",
     ),
-    run=check_run,
     sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    well=lambda: of_batch(healthy_batch()),
     scripts=Scripts(
         sick=changed(
             "    with torch.no_grad():\n        old",

@@ -31,11 +31,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import changed
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.evidence import Batch
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.rounding import SAME_PASS, dtype_of
+from assay.doctor.examples.scripts import changed
+from assay.doctor.facts.rounding import SAME_PASS, dtype_of
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.optimizer.modes import dropout_of, mode_at
 from assay.programs.facts.sampling.samplers import is_trained
@@ -80,18 +80,11 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _repeats(batch: Batch, again_BT: Array, mask_BT: Array, limit: float) -> bool:
-    """Whether the other passes without gradients agree: what is random would differ between any two."""
-    others = [batch.get(name) for name in ("scored_permuted", "scored_alone")]
-    known = [other_BT for other_BT in others if other_BT is not None]
-    return bool(known) and all(np.mean(np.abs(other - again_BT)[mask_BT] > limit) <= SHARE for other in known)
-
-
 def check_source(program: Program) -> Iterator[Verdict]:
     """The passes behind a policy's loss: those of a network with dropout that is in train mode."""
-    told: set[Place] = set()
+    seen: set[Place] = set()
     for loss, terms in program.losses:
-        if not any(one.kind in (TermKind.SURROGATE, TermKind.POLICY) for one in terms):
+        if not any(term.kind in (TermKind.SURROGATE, TermKind.POLICY) for term in terms):
             continue
         for call in program.origins.forwards(loss):
             model = call.arguments.get("model")
@@ -99,27 +92,25 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 continue
             drops = list(dropout_of(program, model, call))
             training, since = mode_at(program, model, call)
-            if not drops or training is None or drops[0][0].place in told:
+            if not drops or training is None or drops[0][0].place in seen:
                 continue
             layer, chance = drops[0]
             if not training:
                 yield healthy(f"{model.shown} has dropout, and is in eval mode", places=(call.place, layer.place))
                 continue
-            told.add(layer.place)
+            seen.add(layer.place)
             yield finding(
                 f"`{call.place.text}` scores the tokens with dropout of {chance:g} active (`{layer.place.text}`), in "
                 "train mode: another random network than the one that sampled",
-                confidence=Confidence.LIKELY,
                 places=((since or layer).place, call.place, layer.place),
             )
 
 
-def sick() -> Evidence:
-    return of_batch(_scored_again(0.05, modules=4))
-
-
-def well() -> Evidence:
-    return of_batch(_scored_again(0.0001, modules=0))
+def _repeats(batch: Batch, again_BT: Array, mask_BT: Array, limit: float) -> bool:
+    """Whether the other passes without gradients agree: what is random would differ between any two."""
+    others = [batch.get(name) for name in ("scored_permuted", "scored_alone")]
+    known = [other_BT for other_BT in others if other_BT is not None]
+    return bool(known) and all(np.mean(np.abs(other - again_BT)[mask_BT] > limit) <= SHARE for other in known)
 
 
 def _scored_again(spread: float, modules: int) -> Batch:
@@ -128,23 +119,20 @@ def _scored_again(spread: float, modules: int) -> Batch:
     return edited(batch, scored_again=batch.arrays["new_logprobs"] + noise_BT, dropout_modules=modules)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="MODE01",
-    name="dropout",
     severity=Severity.HARMFUL,
     summary="scoring is random: the same tokens and weights give different log-probs",
     fix="Put the model into eval mode for every pass, the one with gradients included.",
-    explanation=__doc__,
     symptoms=(
         "ratio is not 1 because of dropout",
         "model in train mode while generating",
         "log-probs differ on every call",
         "forgot model.eval()",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: of_batch(_scored_again(0.05, modules=4)),
+    well=lambda: of_batch(_scored_again(0.0001, modules=0)),
     scripts=Scripts(
         sick=changed('from_pretrained("tiny")', 'from_pretrained("gpt2").train()'),
         well=changed('from_pretrained("tiny")', 'from_pretrained("gpt2").eval()'),

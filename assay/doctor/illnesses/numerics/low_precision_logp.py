@@ -14,16 +14,16 @@ numbers that vanish beside the ones that are there. Ratio and KL are differences
     logprobs = torch.log_softmax(model(ids).logits.float(), dim=-1)
 
 ## When it is wrong
-Under autocast torch computes these functions in float32 by itself, and nothing is said. Some models of older versions
-of transformers return float32 logits whatever their weights are.
+Under autocast torch computes these functions in float32 by itself, and the check is silent. Some models of older
+versions of transformers return float32 logits whatever their weights are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.catalogue import Scripts, illness, one_per_place
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.kinds import last_layer
 from assay.programs.facts.optimizer.precision import dtype_of, is_mixed, is_upcast, precision_of_weights, rounding_cast
 from assay.programs.facts.origin import network
@@ -33,17 +33,18 @@ from assay.programs.program import Program
 from assay.programs.run.sight import Sight, sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import walk
-from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
+from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
 NORMALISERS = ("log_softmax", "logsumexp", "cross_entropy", "categorical")
+CASTABLE = ("log_softmax", "logsumexp")
 BACKWARDS = 8  # of a run that are looked at: later ones come from the same lines
 NORMALISED = frozenset("log_softmax cross_entropy logsumexp softmax nll_loss".split())  # in a run
 
 
+@one_per_place
 def check_source(program: Program) -> Iterator[Verdict]:
     mixed = is_mixed(program, of_weights=False)
-    cast = {one.place for one in program.of(*NORMALISERS) if one.context.autocast}  # in one of its calls
-    told: set[Place] = set()
+    cast = {value.place for value in program.of(*NORMALISERS) if value.context.autocast}  # in one of its calls
     for value in program.of(*NORMALISERS):
         scores = value.input or value.argument("logits") or value.argument("probs")
         if scores is None or not _is_in_loss(program, value):
@@ -51,20 +52,16 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if value.op == "log_softmax" and dtype_of(value.argument("dtype")) == "float32":
             continue
         low = rounding_cast(program, scores)
-        verdict: Verdict | None = None
+        verdict = None
         if low is not None:
             verdict = finding(
                 f"`{value.place.text}` is computed in 16 bits: `{low.place.text}` rounds the logits before it",
-                confidence=Confidence.LIKELY,
                 places=(low.place, value.place),
                 why=program.kinds.why(scores),
             )
         elif not mixed and value.place not in cast and not is_upcast(program, scores):
             verdict = _of_weights(program, value, scores)
-        verdict = verdict or healthy("log-probs are computed in float32", places=(value.place,))
-        if verdict.places[0] not in told:
-            told.add(verdict.places[0])
-            yield verdict
+        yield verdict or healthy("log-probs are computed in float32", places=(value.place,))
 
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
@@ -91,7 +88,6 @@ def _of_weights(program: Program, value: Value, scores: Value) -> Verdict | None
         return finding(
             f"`{value.place.text}` is computed outside of autocast on what `{calls[0].place.text}` made within it: in "
             "16 bits",
-            confidence=Confidence.LIKELY,
             places=(value.place, calls[0].place),
             why=program.kinds.why(scores),
         )
@@ -102,16 +98,13 @@ def _of_weights(program: Program, value: Value, scores: Value) -> Verdict | None
         if kept is None or kept[0] not in ("bfloat16", "float16"):
             return None
         inside = value.place_of("input" if value.input is not None else "logits")
-        whole = (
-            inside is not value.place and not inside.text.endswith("..") and value.op in ("log_softmax", "logsumexp")
-        )
+        is_whole = inside is not value.place and not inside.text.endswith("..")
         return finding(
             f"`{value.place.text}` is computed in {kept[0]}: `{kept[1].place.text}` keeps the weights, and so the "
             "logits, in 16 bits",
-            confidence=Confidence.LIKELY,
             places=(value.place, kept[1].place),
             why=program.kinds.why(scores),
-            edit=Edit(inside, f"({inside.text}).float()") if whole else None,
+            edit=Edit(inside, f"({inside.text}).float()") if is_whole and value.op in CASTABLE else None,
         )
     return None
 
@@ -146,20 +139,17 @@ def _softmax(value: Value) -> Sight | None:
     return sight(value) if value.op in NORMALISED else None
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="NUM01",
-    name="low_precision_logp",
     severity=Severity.HARMFUL,
     summary="log-probs of the loss are computed in 16 bits",
     fix="Cast the logits to float32 before the log-softmax.",
-    explanation=__doc__,
     symptoms=(
         "log-probs in bf16 are inaccurate",
         "noisy ratio in half precision",
         "log_softmax in bfloat16",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=changed("-1].float()", "-1].bfloat16()"), well=GRPO),
     explains=frozenset({"NUM02", "RAT01", "SAMP06", "KL05"}),
 )

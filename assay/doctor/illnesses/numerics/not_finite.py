@@ -21,9 +21,9 @@ exp of a large difference. Gradients alone: sqrt or log at 0, exp or a division 
     advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
 
 ## When it is wrong
-NaN under the mask, NaN rewards (not scored) and NaN log-probs of the sampler (not reported) are no finding. If the loss
-and its gradient are finite all the same, the NaN was replaced or left out on its way: the finding is only likely then.
-A scaler of float16 gradients skips a few updates on purpose while it finds its scale; the curves allow for that.
+NaN under the mask, NaN rewards (not scored) and NaN log-probs of the sampler (not reported) are not findings. If the
+loss and its gradient are finite all the same, the NaN was replaced or left out on its way: the finding is only likely
+then. A scaler of float16 gradients skips a few updates on purpose while it finds its scale; the curves allow for that.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples import SCORED, edited, healthy_batch, healthy_curves, of_the_loss
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
@@ -66,6 +66,22 @@ def check_batch(batch: Batch) -> Verdict:
         *_rewards(batch, broken[0]),
         confidence=Confidence.LIKELY if survived else Confidence.PROVEN,
         severity=Severity.HARMFUL if survived else None,
+    )
+
+
+def check_curves(curves: Curves) -> Verdict:
+    (skipped_N,) = curves.need("updates_skipped")
+    steps, total = int((skipped_N > 0).sum()), int(np.isfinite(skipped_N).sum())
+    if total == 0:
+        raise Missing("updates_skipped")
+    fact = Fact("share of the steps with a skipped update", steps / total, SHARE)
+    if steps < STEPS or steps < SHARE * total:
+        return healthy("updates are not skipped, or seldom", fact)
+    return finding(
+        f"in {steps} of {total} steps an update was skipped because something in it was not finite",
+        fact,
+        severity=Severity.HARMFUL if steps < total else None,
+        fix="Open one of the dumps of the run with assay doctor: it names the number that is not finite.",
     )
 
 
@@ -119,23 +135,6 @@ def _rewards(batch: Batch, first: str) -> list[Fact]:
     return [Fact("reward", float(rewards_B[row]), None, batch.step, row)]
 
 
-def check_curves(curves: Curves) -> Verdict:
-    (skipped_N,) = curves.need("updates_skipped")
-    steps, total = int((skipped_N > 0).sum()), int(np.isfinite(skipped_N).sum())
-    if total == 0:
-        raise Missing("updates_skipped")
-    fact = Fact("share of the steps with a skipped update", steps / total, SHARE)
-    if steps < STEPS or steps < SHARE * total:
-        return healthy("updates are not skipped, or seldom", fact)
-    return finding(
-        f"in {steps} of {total} steps an update was skipped because something in it was not finite",
-        fact,
-        confidence=Confidence.POSSIBLE,
-        severity=Severity.HARMFUL if steps < total else None,
-        fix="Open one of the dumps of the run with assay doctor: it names the number that is not finite.",
-    )
-
-
 def _example(value: float | None, skipped: int) -> Evidence:
     """One log-prob of the policy, in a later update, and all that follows from it."""
     batch = healthy_batch(update=1)
@@ -143,29 +142,19 @@ def _example(value: float | None, skipped: int) -> Evidence:
         return Evidence((batch,), healthy_curves(updates_skipped=skipped))
     new_BT = batch.arrays["new_logprobs"].copy()
     new_BT[2, 1] = value
-    gone = dict.fromkeys((*(name for name in batch.arrays if name.startswith(("scored", "gradients_"))), "kl_mean"))
-    gone |= dict.fromkeys(("ratio", "kl", "token_loss", "gradients", "clipped", "clipped_share", "update_norm"))
-    gone |= {name: None for name in batch.numbers if name.startswith(("loss_", "tensors", "numbers"))}
+    measured = [name for name in batch.numbers if name.startswith(("tensors", "numbers"))]
+    gone = {**of_the_loss(batch), **dict.fromkeys((*SCORED, *measured, "ratio", "update_norm"))}
     broken = dict.fromkeys(("loss", "policy_loss", "kl_loss", "gradient_norm"), value)
-    broken_batch = edited(batch, **gone, **broken, new_logprobs=new_BT)
+    broken_batch = edited(batch, **{**gone, **broken}, new_logprobs=new_BT)
     return Evidence((broken_batch,), healthy_curves(updates_skipped=skipped, updates_applied=2 - skipped))
 
 
-def sick() -> Evidence:
-    return _example(float("nan"), 1)
-
-
-def well() -> Evidence:
-    return _example(None, 0)
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="NUM03",
-    name="not_finite",
     severity=Severity.FATAL,
     summary="a number that goes into the loss is NaN or infinite",
     fix="Follow the first number that is not finite back to what it was computed from; the later ones inherit it.",
-    explanation=__doc__,
     symptoms=(
         "nan",
         "loss is nan",
@@ -175,9 +164,7 @@ ILLNESS = Illness(
         "probability tensor contains nan",
         "model outputs !!!!!",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    curves=check_curves,
+    sick=lambda: _example(float("nan"), 1),
+    well=lambda: _example(None, 0),
     explains=frozenset({"LOSS05", "MET05", "RAT01"}),
 )

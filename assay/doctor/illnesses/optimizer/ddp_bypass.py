@@ -21,10 +21,10 @@ Sampling and scoring without gradients may use the network inside. A script that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import changed
+from assay.doctor.catalogue import Scripts, illness, one_per_place
+from assay.doctor.examples.scripts import changed
 from assay.programs.facts.optimizer.optimizers import optimizer_of, optimizers
 from assay.programs.facts.optimizer.ownership import is_network, trained_networks
 from assay.programs.facts.origin import network, same_network
@@ -32,31 +32,18 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy
 
 WRAPPERS = ("DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")
 
 
+@one_per_place
 def check_source(program: Program) -> Iterator[Verdict]:
-    wrappers = [one for one in program.of("wrapped") if one.name.rpartition(".")[2] in WRAPPERS]
+    wrappers = [value for value in program.of("wrapped") if value.name.rpartition(".")[2] in WRAPPERS]
     prepared = program.of("prepare")
-    if any(_averages_by_hand(one) for one in program.of("call", "method")):
-        return
-    told: set[Place] = set()
-    for loss, _ in program.losses if wrappers or prepared else ():
-        for call in program.origins.forwards(loss):
-            if call.op != "forward" or call.context.no_grad or call.place in told:
-                continue
-            model = call.arguments["model"]
-            what, outside = _bypassed(call, model, wrappers, prepared)
-            if what:
-                told.add(call.place)
-                first = call.context.calls[-1] if call.context.calls else call.place
-                yield finding(what, confidence=Confidence.LIKELY, places=(call.place, first, outside.place))
-            elif any(same_network(model, one) for one in wrappers):
-                told.add(call.place)
-                yield healthy("the loss is computed through the wrapper", places=(call.place,))
-    yield from _left_out(program, prepared)
+    if not any(_averages_by_hand(call) for call in program.of("call", "method")):
+        yield from _passes(program, wrappers, prepared)
+        yield from _left_out(program, prepared)
 
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
@@ -74,53 +61,71 @@ def _averages_by_hand(call: Value) -> bool:
     """all_reduce(p.grad), or of what gradients were gathered in; a sum of numbers for a log is another thing."""
     if not call.name.rpartition(".")[2].startswith("all_reduce"):
         return False
-    unknown = any(one.op in ("parameter", "element") for one in call.inputs)
-    return unknown or any(one.op in ("parameters", "named_parameters") or one.name == "grad" for one in ancestors(call))
+    is_unknown = any(value.op in ("parameter", "element") for value in call.inputs)
+    of_gradients = [value.op in ("parameters", "named_parameters") or value.name == "grad" for value in ancestors(call)]
+    return is_unknown or any(of_gradients)
 
 
-def _bypassed(call: Value, model: Value, wrappers: list[Value], prepared: list[Value]) -> tuple[str, Value]:
+def _passes(program: Program, wrappers: list[Value], prepared: list[Value]) -> Iterator[Verdict]:
+    for loss, _ in program.losses if wrappers or prepared else ():
+        for call in program.origins.forwards(loss):
+            if call.op != "forward" or call.context.no_grad:
+                continue
+            model = call.arguments["model"]
+            what, outside = _bypass(call, model, wrappers, prepared)
+            if what:
+                first = call.context.calls[-1] if call.context.calls else call.place
+                yield finding(what, places=(call.place, first, outside.place))
+            elif any(same_network(model, wrapper) for wrapper in wrappers):
+                yield healthy("the loss is computed through the wrapper", places=(call.place,))
+
+
+def _bypass(call: Value, model: Value, wrappers: list[Value], prepared: list[Value]) -> tuple[str, Value]:
     """(what is wrong, the wrapper); "" if the call goes through it."""
     for option in [model, *(model.inputs if model.op == "phi" else ())]:
         for wrapper in wrappers:
-            if option.op == "attribute" and option.name == "module" and _is(option.input, wrapper):
+            if option.op == "attribute" and option.name == "module" and _may_be(option.input, wrapper):
                 return f"`{call.place.text}` computes the loss with the network inside of its wrapper", wrapper
             inner = wrapper.argument("0") or wrapper.argument("module")
             if option is model and inner is model and _is_certain(wrapper, call):
                 return f"`{call.place.text}` computes the loss with the network beside its wrapper", wrapper
-        if option is model and option.op == "wrapped" and option.name == "unwrap_model":
-            for one in prepared:
-                if any(is_network(network(given)) and same_network(given, model) for given in one.inputs):
-                    return f"`{call.place.text}` computes the loss with the unwrapped network", one
+    if model.op == "wrapped" and model.name == "unwrap_model":
+        for preparation in prepared:
+            if _has_network(preparation.inputs, model):
+                return f"`{call.place.text}` computes the loss with the unwrapped network", preparation
     return "", call
 
 
-def _is(value: Value | None, wrapper: Value) -> bool:
-    if value is not None and value.op == "phi":
-        return any(one is wrapper for one in value.inputs)
-    return value is wrapper
+def _may_be(value: Value | None, wrapper: Value) -> bool:
+    options = value.inputs if value is not None and value.op == "phi" else [value]
+    return any(option is wrapper for option in options)
+
+
+def _has_network(values: Iterable[Value], model: Value) -> bool:
+    return any(is_network(network(value)) and same_network(value, model) for value in values)
 
 
 def _is_certain(wrapper: Value, call: Value) -> bool:
-    sides = {(one.place, one.side) for one in call.context.branches}
-    return wrapper.order < call.order and all((one.place, one.side) in sides for one in wrapper.context.branches)
+    sides = {(branch.place, branch.side) for branch in call.context.branches}
+    is_before = wrapper.order < call.order
+    return is_before and all((branch.place, branch.side) in sides for branch in wrapper.context.branches)
 
 
 def _left_out(program: Program, prepared: list[Value]) -> Iterator[Verdict]:
     """accelerate prepared the optimizer and not the network."""
-    given = [value for one in prepared for name, value in one.arguments.items() if name != "engine"]
-    if any(one.op in ("starred", "parameter", "call", "method") for one in given):
+    given = [value for call in prepared for name, value in call.arguments.items() if name != "engine"]
+    if any(value.op in ("starred", "parameter", "call", "method") for value in given):
         return
+    used = [model for loss, _ in program.losses for model in trained_networks(program, loss) or ()]
     for optimizer in optimizers(program):
-        if not optimizer.networks or not any(optimizer_of(one) is optimizer.value for one in given):
+        if not any(optimizer_of(value) is optimizer.value for value in given):
             continue
-        used = [model for loss, _ in program.losses for model in trained_networks(program, loss) or ()]
-        for model in optimizer.networks:
-            known = is_network(network(model)) and any(same_network(model, one) for one in used)
-            if known and not any(is_network(network(one)) and same_network(one, model) for one in given):
+        for model in optimizer.networks or ():
+            is_used = is_network(network(model)) and any(same_network(model, other) for other in used)
+            if is_used and not _has_network(given, model):
                 yield finding(
                     f"accelerate prepares {optimizer.value.shown} and not {network(model).shown}: on several processes "
                     "its gradients are not averaged",
-                    confidence=Confidence.LIKELY,
                     places=(prepared[0].place, network(model).place),
                 )
 
@@ -132,13 +137,12 @@ WELL = changed(
 ).replace("        new = score(policy, ids", "        new = score(wrapped, ids")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="OPT03",
-    name="ddp_bypass",
     severity=Severity.FATAL,
     summary="the loss is computed with the network inside of its distributed wrapper",
     fix="Call the wrapper in the pass that is differentiated; use the network inside for sampling only.",
-    explanation=__doc__,
     symptoms=(
         "ranks diverge",
         "DDP does not sync gradients",
@@ -146,7 +150,5 @@ ILLNESS = Illness(
         "multi-GPU gives other results than one GPU",
         "model.module is used in the loss",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=WELL.replace("new = score(wrapped, ids", "new = score(wrapped.module, ids"), well=WELL),
 )

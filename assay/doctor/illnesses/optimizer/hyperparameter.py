@@ -39,15 +39,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Curves, Evidence
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.trend import is_solved, quarter_medians
 from assay.doctor.recompute.terms import stated_objective
-from assay.doctor.trend import is_solved, quarter_medians
 from assay.programs.facts.optimizer.hyperparameters import RATES, settings
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 CUT_OFF = 0.9  # of the answers, from the first quarter to the last
 
@@ -80,7 +80,7 @@ class Rule(NamedTuple):
     is_off: Callable[[float, Settings], bool]
     limit: float
     reason: str
-    severity: Severity
+    severity: Severity = Severity.HARMFUL
 
 
 def _clips(settings: Settings) -> bool:
@@ -95,31 +95,19 @@ def _divides(settings: Settings) -> bool:
 
 RULES = (
     Rule("learning_rate", lambda x, s: x <= 0, 0.0, "nothing is learned", Severity.FATAL),
-    Rule("kl_coef", lambda x, s: x > 1, 1.0, "the KL outweighs the reward and holds the policy", Severity.HARMFUL),
-    Rule("kl_coef", lambda x, s: x < 0, 0.0, "the distance from the reference is rewarded", Severity.HARMFUL),
-    Rule("entropy_coef", lambda x, s: x > 0.1, 0.1, "the bonus makes the policy random", Severity.HARMFUL),
-    Rule("clip_low", lambda x, s: x >= 1 and _clips(s), 1.0, "no ratio is ever below 0", Severity.HARMFUL),
-    Rule("clip_low", lambda x, s: x == 0 and _clips(s), 0.0, "unwanted tokens are clipped at once", Severity.HARMFUL),
-    Rule("clip_high", lambda x, s: x == 0 and _clips(s), 0.0, "wanted tokens are clipped at once", Severity.HARMFUL),
-    Rule("group_size", lambda x, s: x < 4, 4.0, "so few answers are a noisy baseline", Severity.WASTEFUL),
-    Rule("temperature", lambda x, s: x < 0.3, 0.3, "the answers of a group are nearly the same", Severity.HARMFUL),
-    Rule("temperature", lambda x, s: x > 1.5, 1.5, "the answers are mostly noise", Severity.HARMFUL),
-    Rule(
-        "advantage_epsilon",
-        lambda x, s: x > 0.1 and _divides(s),
-        0.1,
-        "it is no longer small beside the std and shrinks every advantage",
-        Severity.HARMFUL,
-    ),
-    Rule("clip_norm", lambda x, s: 0 < x < 1e-3, 1e-3, "every gradient is cut to the same size", Severity.HARMFUL),
-    Rule("weight_decay", lambda x, s: x > 0.3, 0.3, "the weights are pulled to 0", Severity.HARMFUL),
-    Rule(
-        "updates_per_rollout",
-        lambda x, s: x > 16,
-        16.0,
-        "the last updates train on answers of a policy long gone",
-        Severity.HARMFUL,
-    ),
+    Rule("kl_coef", lambda x, s: x > 1, 1.0, "the KL outweighs the reward and holds the policy"),
+    Rule("kl_coef", lambda x, s: x < 0, 0.0, "the distance from the reference is rewarded"),
+    Rule("entropy_coef", lambda x, s: x > 0.1, 0.1, "the bonus makes the policy random"),
+    Rule("clip_low", lambda x, s: x >= 1 and _clips(s), 1.0, "no ratio is ever below 0"),
+    Rule("clip_low", lambda x, s: x == 0 and _clips(s), 0.0, "unwanted tokens are clipped at once"),
+    Rule("clip_high", lambda x, s: x == 0 and _clips(s), 0.0, "wanted tokens are clipped at once"),
+    Rule("group_size", lambda x, s: x < 4, 4.0, "few answers are a noisy baseline", Severity.WASTEFUL),
+    Rule("temperature", lambda x, s: x < 0.3, 0.3, "the answers of a group are nearly the same"),
+    Rule("temperature", lambda x, s: x > 1.5, 1.5, "the answers are mostly noise"),
+    Rule("advantage_epsilon", lambda x, s: x > 0.1 and _divides(s), 0.1, "beside the std it shrinks every advantage"),
+    Rule("clip_norm", lambda x, s: 0 < x < 1e-3, 1e-3, "every gradient is cut to the same size"),
+    Rule("weight_decay", lambda x, s: x > 0.3, 0.3, "the weights are pulled to 0"),
+    Rule("updates_per_rollout", lambda x, s: x > 16, 16.0, "the last updates train on answers of a policy long gone"),
 )
 
 
@@ -139,21 +127,31 @@ def check_curves(curves: Curves) -> Verdict:
         severities.append(Severity.HARMFUL)
     rate = settings["learning_rate"] if "learning_rate" in known else 0
     ranges = _ranges(settings)
-    harmful, fatal = max(one.harmful for one in ranges), max(one.fatal for one in ranges)
+    harmful, fatal = max(rates.harmful for rates in ranges), max(rates.fatal for rates in ranges)
     if rate > harmful:  # for every model that it may be of
         complaints.append(f"learning_rate = {rate:g}: {_usual(ranges, settings)}")
         facts.append(Fact("learning_rate", rate, harmful))
         severities.append(Severity.FATAL if rate > fatal else Severity.HARMFUL)
     if complaints:
-        order = (Severity.FATAL, Severity.HARMFUL, Severity.WASTEFUL)
-        return finding(
-            "; ".join(complaints), *facts, confidence=Confidence.POSSIBLE, severity=min(severities, key=order.index)
-        )
+        gravest = max(severities, key=lambda severity: severity.rank)
+        return finding("; ".join(complaints), *facts, severity=gravest)
     if rate and len(ranges) > 1:
         raise Missing(f"the number of parameters of the model, by which its learning rate {rate:g} is judged")
     if rate > ranges[0].usual[1]:
         return healthy(f"{len(known)} settings are not far from usual; learning_rate: {_usual(ranges, settings)}")
     return healthy(f"{len(known)} settings are within their usual ranges")
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    """Only values that no script is known to work with: what a text sets may be changed from outside."""
+    for setting in settings(program):
+        what = f"{setting.name} is {setting.value:g}"
+        if setting.reason:
+            yield finding(f"{what}: {setting.reason}", places=setting.places)
+        elif setting.name in RATES:
+            yield not_enough_data(f"the size of the model, by which {setting.name} of {setting.value:g} is judged")
+        else:
+            yield healthy(what, places=setting.places)
 
 
 def _ranges(settings: Settings) -> list[Rates]:
@@ -169,7 +167,7 @@ def _ranges(settings: Settings) -> list[Rates]:
 
 def _usual(ranges: Sequence[Rates], settings: Settings) -> str:
     size = settings.get("parameters")
-    low, high = max(ranges, key=lambda one: one.harmful).usual
+    low, high = max(ranges, key=lambda rates: rates.harmful).usual
     what = "adapters of a model" if settings.get("lora_rank") else "a model"
     whose = f"{what} of {_in_words(size)} parameters" if size else "the smallest models"
     return f"{low:g} to {high:g} is usual for {whose}, and Adam moves every weight by about the rate in each update"
@@ -201,32 +199,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    """Only values that no script is known to work with: what a text sets may be changed from outside."""
-    for one in settings(program):
-        if one.reason:
-            yield finding(f"{one.name} is {one.value:g}: {one.reason}", confidence=Confidence.LIKELY, places=one.places)
-        elif one.name in RATES:
-            yield not_enough_data(f"the size of the model, by which {one.name} of {one.value:g} is judged")
-        else:
-            yield healthy(f"{one.name} is {one.value:g}", places=one.places)
-
-
-def sick() -> Evidence:
-    return of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 135_000_000}))
-
-
-def well() -> Evidence:
-    return of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 84_000}))
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="HYP01",
-    name="hyperparameter",
     severity=Severity.HARMFUL,
     summary="a setting is out of the range in which GRPO works",
     fix="Set it to a usual value, and change one setting at a time.",
-    explanation=__doc__,
     symptoms=(
         "learning rate too high",
         "model collapses",
@@ -244,10 +222,8 @@ ILLNESS = Illness(
         "kl explodes",
         "loss increases rapidly",
     ),
-    sick=sick,
-    well=well,
-    curves=check_curves,
-    source=check_source,
+    sick=lambda: of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 135_000_000})),
+    well=lambda: of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 84_000})),
     scripts=Scripts(sick=changed("lr=1e-6", "lr=0.5"), well=GRPO),
     explains=frozenset({"MET01", "MET02", "MET05", "MET07", "ADV09", "RAT07", "LOSS05"}),
 )

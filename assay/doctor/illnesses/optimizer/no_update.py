@@ -22,7 +22,7 @@ cast or new adapters make new parameters.
 
 ## When it is wrong
 Half of the tensors of fresh LoRA adapters get no gradient in the first update: the other half is 0. Experts that no
-token was routed to get none either. Where the clip or advantages of 0 take every gradient away, nothing is said. In
+token was routed to get none either. Where the clip or advantages of 0 take every gradient away, the check is silent. In
 bfloat16 a small change may be rounded away: that is pure_bf16.
 """
 
@@ -32,27 +32,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.trend import known_steps
 from assay.doctor.recompute.terms import stated_objective
-from assay.doctor.trend import STEPS
 from assay.programs.facts.optimizer.changed_weights import unchanged_weights
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import (
-    Confidence,
-    Fact,
-    Missing,
-    Severity,
-    Verdict,
-    finding,
-    healthy,
-    not_applicable,
-    not_enough_data,
-)
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 SMALLEST_RATE = 1e-6  # below, a change of a weight near 1 may be rounded away in float32 too
 ALL = 0.999  # of the tensors, as the median of a run's second half
@@ -101,25 +91,18 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_curves(curves: Curves) -> Verdict:
-    (share_N,) = curves.need("tensors_changed_share")
-    known_N = share_N[np.isfinite(share_N)]
-    if len(known_N) < STEPS:
-        raise Missing(f"tensors_changed_share of {STEPS} steps")
+    known_N = known_steps(curves, "tensors_changed_share")
     share = float(np.median(known_N[len(known_N) // 2 :]))
     fact = Fact("share of the trainable tensors that an update changes", share, ALL)
     if share >= ALL:
         return healthy("every update changes all trainable tensors", fact)
-    return finding(
-        f"an update changes {share:.0%} of the trainable tensors, in the second half of the run too",
-        fact,
-        confidence=Confidence.POSSIBLE,
-    )
+    return finding(f"an update changes {share:.0%} of the trainable tensors, in the second half of the run too", fact)
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
     for found in unchanged_weights(program):
         if found.what:
-            yield finding(found.what, confidence=Confidence.LIKELY, places=found.places, fix=found.fix)
+            yield finding(found.what, places=found.places, fix=found.fix)
         else:
             yield healthy("the optimizer holds what the loss is computed with", places=found.places)
 
@@ -162,7 +145,7 @@ def _without_any_gradient(batch: Batch, facts: tuple[Fact, ...]) -> Verdict:
     if mask_BT is None or batch.get("advantages") is None or not np.any(batch.token_advantages[mask_BT]):
         return not_applicable("the update had no gradient, and no advantage that would ask for one is known")
     pulled_BT = mask_BT & (batch.token_advantages != 0)
-    clipped_BT = _clipped(batch)
+    clipped_BT = _clipped_tokens(batch)
     if clipped_BT is None:
         return not_enough_data("clipped, or new_logprobs and old_logprobs: whether clipping took the gradient away")
     if clipped_BT[pulled_BT].all():
@@ -175,8 +158,8 @@ def _without_any_gradient(batch: Batch, facts: tuple[Fact, ...]) -> Verdict:
     )
 
 
-def _clipped(batch: Batch) -> Array | None:
-    """Tokens whose gradient the clip may take away; None if nothing tells. In the first update no ratio is clipped."""
+def _clipped_tokens(batch: Batch) -> Array | None:
+    """Tokens whose gradient the clip may take away; None if unknown. In the first update no ratio is clipped."""
     clipped_BT, mask_BT, advantages_BT = batch.get("clipped"), batch.arrays["mask"], batch.token_advantages
     new_BT, old_BT = batch.get("new_logprobs"), batch.get("old_logprobs")
     if new_BT is None or old_BT is None:
@@ -184,17 +167,12 @@ def _clipped(batch: Batch) -> Array | None:
     moved_BT = np.where(mask_BT, new_BT - old_BT, 0.0)
     objective = stated_objective(batch.settings)
     if objective is not None and objective.level == "sequence":
-        moved_BT = np.broadcast_to(moved_BT.sum(axis=1, keepdims=True), mask_BT.shape) / np.maximum(
-            mask_BT.sum(axis=1, keepdims=True), 1
-        )
+        mean_B1 = moved_BT.sum(axis=1, keepdims=True) / np.maximum(mask_BT.sum(axis=1, keepdims=True), 1)
+        moved_BT = np.broadcast_to(mean_B1, mask_BT.shape)
     low, high = batch.settings.get("clip_low", 0.0), batch.settings.get("clip_high", 0.0)  # unstated: any move may be
     ratio_BT = np.exp(moved_BT)
     beyond_BT = ((advantages_BT > 0) & (ratio_BT > 1 + high)) | ((advantages_BT < 0) & (ratio_BT < 1 - low))
     return np.asarray(beyond_BT if clipped_BT is None else beyond_BT | clipped_BT)
-
-
-def sick() -> Evidence:
-    return Evidence((edited(healthy_batch(), tensors_changed=12),), healthy_curves(tensors_changed_share=0.6))
 
 
 def well() -> Evidence:
@@ -203,13 +181,12 @@ def well() -> Evidence:
     return Evidence((batch,), healthy_curves(tensors_changed_share=np.where(np.arange(60) == 0, 0.5, 1.0)))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="OPT02",
-    name="no_update",
     severity=Severity.HARMFUL,
     summary="trainable tensors do not change when the optimizer steps",
     fix="Make the optimizer from the parameters of the model that computes the loss, after it has its final form.",
-    explanation=__doc__,
     symptoms=(
         "weights do not change",
         "model does not change after training",
@@ -219,12 +196,8 @@ ILLNESS = Illness(
         "reward does not move",
         "trained model is identical to the base model",
     ),
-    run=check_run,
-    sick=sick,
+    sick=lambda: Evidence((edited(healthy_batch(), tensors_changed=12),), healthy_curves(tensors_changed_share=0.6)),
     well=well,
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
     scripts=Scripts(sick=changed("AdamW(policy.parameters()", "AdamW(copy.deepcopy(policy).parameters()"), well=GRPO),
     explains=frozenset({"LOSS05", "RAT02", "MET05", "SYNC01", "PERF02"}),
 )

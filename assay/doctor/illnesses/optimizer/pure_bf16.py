@@ -30,10 +30,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import changed
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.evidence import Batch
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import changed
 from assay.programs.facts.optimizer.optimizers import optimizers
 from assay.programs.facts.optimizer.precision import is_mixed, precision_of_weights
 from assay.programs.facts.origin import network
@@ -73,12 +73,12 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    if is_mixed(program) or any(one.name == "data" for one in program.of("setattr")):
+    if is_mixed(program) or any(change.name == "data" for change in program.of("setattr")):
         return
     for optimizer in optimizers(program):
         if optimizer.networks is None or not optimizer.is_known or "bf16_stochastic_round" in optimizer.value.arguments:
             continue
-        if optimizer.value.name not in STEPPED or any(_is_adapted(program, one) for one in optimizer.networks):
+        if optimizer.value.name not in STEPPED or any(_is_adapted(program, model) for model in optimizer.networks):
             continue
         rate = optimizer.value.setting("lr", 1e-3)
         for model in optimizer.networks:
@@ -91,7 +91,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 yield finding(
                     f"`{kept[1].place.text}` keeps the weights in {kept[0]} and {optimizer.value.name} steps them with "
                     f"lr={rate:g}: most changes are below their precision and are rounded away",
-                    confidence=Confidence.LIKELY,
                     places=places,
                 )
             else:
@@ -100,35 +99,24 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def _is_adapted(program: Program, model: Value) -> bool:
     """Adapters of peft are float32 whatever the network is."""
-    wrapped = [one for one in program.of("wrapped") if one.name in ADAPTERS]
-    return any(network(one) is network(model) for one in wrapped)
+    wrapped = [value for value in program.of("wrapped") if value.name in ADAPTERS]
+    return any(network(value) is network(model) for value in wrapped)
 
 
-def sick() -> Evidence:
-    return of_batch(edited(healthy_batch(), numbers_changed_share=0.01, dtype="bfloat16"))
-
-
-def well() -> Evidence:
-    return of_batch(edited(healthy_batch(), numbers_changed_share=0.9, dtype="bfloat16"))
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="OPT01",
-    name="pure_bf16",
     severity=Severity.FATAL,
     summary="updates are smaller than the precision of the weights and are rounded away",
     fix="Keep float32 master weights for the optimizer; compute in bfloat16 with a copy of them.",
-    explanation=__doc__,
     symptoms=(
         "weights do not change in bf16",
         "nothing is learned in bfloat16",
         "updates vanish in half precision",
         "small learning rate has no effect in bf16",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: of_batch(edited(healthy_batch(), numbers_changed_share=0.01, dtype="bfloat16")),
+    well=lambda: of_batch(edited(healthy_batch(), numbers_changed_share=0.9, dtype="bfloat16")),
     scripts=Scripts(
         sick=changed('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.bfloat16)'),
         well=changed('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.float32)'),

@@ -24,9 +24,9 @@ filtered by name.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, product
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.facts.optimizer.ownership import contains, is_network, owners
 from assay.programs.facts.origin import network, same_network
@@ -34,22 +34,25 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import walk
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    every = [one for one in optimizers(program) if one.is_known and one.networks and one.steps]
-    for first, second in combinations(every, 2):
-        if not _take_part_together(first, second) or _is_filtered(first.value) or _is_filtered(second.value):
+    judged = [
+        optimizer
+        for optimizer in optimizers(program)
+        if optimizer.is_known and optimizer.networks and optimizer.steps and not _is_filtered(optimizer.value)
+    ]
+    for first, second in combinations(judged, 2):
+        if not _take_part_together(first, second):
             continue
-        shared = _shared(program, first, second)
+        shared = _shared_part(program, first, second)
         places = (second.value.place, first.value.place)
         if shared is None:
             yield healthy("the optimizers hold different parameters", places=places)
             continue
         yield finding(
             f"{first.value.shown} and {second.value.shown} both step the parameters of {shared.shown}",
-            confidence=Confidence.LIKELY,
             places=(*places, shared.place),
         )
 
@@ -65,52 +68,55 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 
 def _take_part_together(first: Optimizer, second: Optimizer) -> bool:
-    return any(
-        loop in other.context.loops for one in first.steps for other in second.steps for loop in one.context.loops
-    )
+    loops, others = ({loop for step in optimizer.steps for loop in step.context.loops} for optimizer in (first, second))
+    return bool(loops & others)
 
 
 def _is_filtered(optimizer: Value) -> bool:
     """Whether parameters were picked by a condition: by their names, by whether they need a gradient."""
     given = optimizer.argument("parameters")
-    return given is not None and any(
-        one.op == "named_parameters"
-        or (one.op == "listing" and " for " in one.place.text)
-        or one.name.endswith("filter")
-        for one in walk(given, until=lambda one: one.op == "parameters")
+    parts = walk(given, until=lambda value: value.op == "parameters") if given is not None else ()
+    return any(
+        part.op == "named_parameters"
+        or (part.op == "listing" and " for " in part.place.text)
+        or part.name.endswith("filter")
+        for part in parts
     )
 
 
-def _shared(program: Program, first: Optimizer, second: Optimizer) -> Value | None:
-    for one in first.networks or ():
-        for other in second.networks or ():
-            if same_network(one, other) or contains(program, one, other):
-                return network(other)
-            if contains(program, other, one):
-                return network(one)
-    for value in program.of("setattr"):
-        part = value.argument("value")
-        if part is None or value.input is None or value.order > max(first.value.order, second.value.order):
+def _shared_part(program: Program, first: Optimizer, second: Optimizer) -> Value | None:
+    """A network that both hold, a weight that is tied between networks of both, or a part of networks of both."""
+    for mine, theirs in product(first.networks or (), second.networks or ()):
+        if same_network(mine, theirs) or contains(program, mine, theirs):
+            return network(theirs)
+        if contains(program, theirs, mine):
+            return network(mine)
+    last = max(first.value.order, second.value.order)
+    for tie in program.of("setattr"):
+        part = tie.argument("value")
+        if part is None or part.op != "attribute" or part.input is None or tie.input is None or tie.order > last:
             continue
-        if part.op == "attribute" and part.input is not None and is_network(network(part.input)):  # a tied weight
-            ends = [network(part.input), network(value.input)]
-            if is_network(ends[1]) and (_hold(program, first, second, *ends) or _hold(program, second, first, *ends)):
-                return part
+        ends = [network(part.input), network(tie.input)]
+        if all(map(is_network, ends)) and (
+            _hold(program, first, second, *ends) or _hold(program, second, first, *ends)
+        ):
+            return part
     for part in program.of("module", "instance"):
-        if not is_network(part) or part.order > max(first.value.order, second.value.order):
+        if not is_network(part) or part.order > last:
             continue
-        above = [one.value for one in owners(program, part)]
-        mine = [one for one in above if any(same_network(one, held) for held in first.networks or ())]
-        theirs = [one for one in above if any(same_network(one, held) for held in second.networks or ())]
-        if any(not same_network(one, other) for one in mine for other in theirs):
+        above = owners(program, part)
+        held_by_first, held_by_second = (
+            [value for value in above if any(same_network(value, held) for held in optimizer.networks or ())]
+            for optimizer in (first, second)
+        )
+        if any(not same_network(mine, theirs) for mine, theirs in product(held_by_first, held_by_second)):
             return part
     return None
 
 
-def _hold(program: Program, first: Optimizer, second: Optimizer, one: Value, other: Value) -> bool:
-    return any(contains(program, held, one) for held in first.networks or ()) and any(
-        contains(program, held, other) for held in second.networks or ()
-    )
+def _hold(program: Program, first: Optimizer, second: Optimizer, part: Value, other: Value) -> bool:
+    pairs = ((first, part), (second, other))
+    return all(any(contains(program, held, value) for held in one.networks or ()) for one, value in pairs)
 
 
 SICK = """
@@ -135,18 +141,15 @@ for states, actions in batches():
 """
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="OPT04",
-    name="shared_parameters",
     severity=Severity.HARMFUL,
     summary="two optimizers step the same parameters",
     fix="Give each parameter to one optimizer: separate backbones, or one optimizer with parameter groups.",
-    explanation=__doc__,
     symptoms=(
         "two optimizers for one model",
         "parameters are stepped twice",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=SICK, well=SICK.replace("[*actor.parameters(), *critic.parameters()]", "critic.parameters()")),
 )

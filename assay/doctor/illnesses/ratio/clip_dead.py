@@ -26,17 +26,16 @@ update per rollout never clips: its ratios are 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
-from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.recompute import gradient_parts, terms
-from assay.doctor.recompute.loss import WITHOUT_CLIP, aggregation_of, weights
-from assay.doctor.recompute.terms import loss_settings
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.evidence import Batch
+from assay.doctor.examples import SCORED, edited, healthy_batch, of_batch, of_the_loss
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.recompute.loss import expected_gradients, without_clip
+from assay.doctor.recompute.match import fit_scale
+from assay.doctor.recompute.terms import loss_settings, terms
 from assay.grpo import OBJECTIVES
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.epochs import are_several
@@ -58,13 +57,12 @@ from assay.programs.run.roles import Flow, bounds, flows
 from assay.programs.run.sight import numbers_of, sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import descendants, users, walk
-from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 EDGE = 1e-3  # of the ratio: a token this near to the bound may be on either side of it
 FIT = 0.05  # relative distance of the gradients of the other tokens from what they should be
 MOST = 0.5  # of the clipped tokens
-WIDEST = 3.0  # a clip that lets the ratio grow to this, and fall to 0, is none
+WIDEST = 3.0  # a clip that lets the ratio grow to this, and fall to 0, clips nothing
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -80,18 +78,16 @@ def check_batch(batch: Batch) -> Verdict:
     clipped_BT = found.clipped_BT & ~edge_BT & np.isfinite(gradients_BT)
     if not clipped_BT.any():
         return not_applicable("no token of this batch is clipped")
-    weights_BT = weights(batch, aggregation_of(batch))
-    policy_BT, kl_BT = gradient_parts(batch, weights_BT, settings)
-    free = replace(settings, clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
-    unclipped_BT, _ = gradient_parts(batch, weights_BT, free)
+    policy_BT, kl_BT = expected_gradients(batch, settings)
+    unclipped_BT, _ = expected_gradients(batch, without_clip(settings))
     others_BT = found.mask_BT & ~found.clipped_BT & ~edge_BT & np.isfinite(gradients_BT)
-    scale, residual = fitted(gradients_BT[others_BT], (policy_BT + kl_BT)[others_BT])
+    scale, residual = fit_scale(gradients_BT[others_BT], (policy_BT + kl_BT)[others_BT])
     if residual > FIT or scale <= 0:
         raise Missing("gradients of unclipped tokens that agree with the configured loss")
     left_BT = gradients_BT - scale * kl_BT  # the policy's part, on clipped tokens
     pushed_BT = clipped_BT & (np.abs(left_BT) > MOST * np.abs(scale * unclipped_BT))
     pushed_BT &= np.abs(left_BT) > 2 * FIT * np.abs(scale * kl_BT)  # what a KL slightly off leaves
-    # an inverted clip (CLIP02) pushes the same tokens; it is told apart by those that it holds back
+    # an inverted clip (CLIP02) pushes the same tokens, but it also holds others back
     far_BT = others_BT & (policy_BT != 0) & ((ratio_BT < 1 - settings.clip_low) | (ratio_BT > 1 + settings.clip_high))
     if (far_BT & (np.abs(left_BT) <= MOST * np.abs(scale * policy_BT))).any():
         return not_applicable("tokens that no clip may hold back are held back; CLIP02 looks at that")
@@ -112,47 +108,39 @@ def check_source(program: Program) -> Iterator[Verdict]:
     """Both sides of the minimum unclipped, bounds that nothing reaches, or a clamp that no loss sees."""
     clipped = set()
     for core, products in surrogates(program):
-        bounds = [clamp for one in products if (clamp := clamp_of(one.ratio)) is not None]
-        logs = [clamp for clamp in bounds if program.kinds.is_a(clamp.input, Kind.LOG_RATIO)]
-        wide = [clamp for clamp in bounds if dead_bounds(clamp) and not logs]  # a clamp of logarithms is no clip
-        around = any(is_around_the_product(program, one) and core in descendants(one) for one in program.of("clamp"))
-        if not bounds and not around and without_views(products[0].ratio) is without_views(products[1].ratio):
+        clamps = [clamp for product in products if (clamp := clamp_of(product.ratio)) is not None]
+        logs = [clamp for clamp in clamps if program.kinds.is_a(clamp.input, Kind.LOG_RATIO)]
+        wide = [clamp for clamp in clamps if dead_bounds(clamp) and not logs]  # a clamp of logarithms is not a clip
+        around = [clamp for clamp in program.of("clamp") if is_around_the_product(program, clamp)]
+        is_clipped = bool(clamps) or any(core in descendants(clamp) for clamp in around)
+        if not is_clipped and without_views(products[0].ratio) is without_views(products[1].ratio):
             yield finding(
                 f"both sides of `{core.place.text}` are the unclipped ratio: the clip is not in it",
-                confidence=Confidence.LIKELY,
                 places=(core.place, products[0].ratio.place),
                 why=program.kinds.why(products[0].ratio),
             )
         elif wide:
             yield finding(
                 f"`{wide[0].place.text}` has bounds that no ratio reaches: {dead_bounds(wide[0])}",
-                confidence=Confidence.LIKELY,
                 places=(wide[0].place, core.place),
                 why=program.kinds.why(products[0].ratio),
                 fix="Clamp the ratio to [1 - eps, 1 + eps] with an eps of 0.1 to 0.3.",
             )
-        elif bounds:
+        elif clamps:
             clipped.add(id(without_views(products[0].ratio)))
             yield healthy("the clipped side reaches the minimum", places=(core.place,))
-    plain = {
-        id(without_views(use.ratio)): use for use in uses(program) if use.loss is not None and not use.is_surrogate
-    }
+    unclipped = [use for use in uses(program) if use.loss is not None and not use.is_surrogate]
+    by_ratio = {id(without_views(use.ratio)): use for use in unclipped}
     for clamp in program.of("clamp"):
         inner = clamp.input
-        if (
-            inner is None
-            or not program.kinds.is_a(inner, *RATIOS)
-            or not clamp_of(clamp)
-            or id(without_views(inner)) in clipped
-        ):
+        if inner is None or not program.kinds.is_a(inner, *RATIOS) or id(without_views(inner)) in clipped:
             continue
-        use = plain.get(id(without_views(inner)))
+        use = by_ratio.get(id(without_views(inner)))
         if use is None or is_differentiated(program, clamp):
             continue
-        if any(are_several(program, one) for one in differences(program, use.ratio)):
+        if any(are_several(program, difference) for difference in differences(program, use.ratio)):
             yield finding(
                 f"`{clamp.place.text}` reaches no loss: what is differentiated is the unclipped {inner.shown}",
-                confidence=Confidence.LIKELY,
                 places=(clamp.place, use.ratio.place),
                 why=program.kinds.why(inner),
             )
@@ -181,32 +169,21 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
                     )
             for value in flow.values:
                 if _is_unclipped_twice(value, ratio):
-                    yield finding(
-                        f"both sides of `{value.place.text}` are the unclipped ratio", places=(value.place, ratio.place)
-                    )
+                    what = f"both sides of `{value.place.text}` are the unclipped ratio"
+                    yield finding(what, places=(value.place, ratio.place))
             if any(id(clamp) in flow.inside for clamp in clamps):
                 yield healthy("the clipped ratio reaches the loss")
 
 
-def fitted(recorded: Array, expected: Array) -> tuple[float, float]:
-    """(the factor between them, what it leaves unexplained, relative); a trainer may scale its loss."""
-    size = float((expected * expected).sum())
-    if not len(recorded) or size == 0:
-        return 0.0, np.inf
-    scale = float((recorded * expected).sum()) / size
-    whole = float(np.linalg.norm(recorded))
-    return scale, float(np.linalg.norm(recorded - scale * expected)) / whole if whole else np.inf
-
-
 def _clamps(ratio: Value) -> list[Value]:
     """Clamps of the ratio itself, negated or rounded before."""
-    made = walk(ratio, users, until=lambda one: one is not ratio and one.op not in ("cast", "neg"))
+    made = walk(ratio, users, until=lambda value: value is not ratio and value.op not in ("cast", "neg"))
     return [value for value in made if value.op == "clamp"]
 
 
 def _is_paired(clamp: Value, flow: Flow) -> bool:
     """The clipped product meets the unclipped one in a minimum."""
-    ways = walk(clamp, flow.users, until=lambda one: one is not clamp and one.op not in ("mul", "neg", "cast"))
+    ways = walk(clamp, flow.users, until=lambda value: value is not clamp and value.op not in ("mul", "neg", "cast"))
     return any(_sides(value) is not None for value in ways)
 
 
@@ -226,16 +203,8 @@ def _is_unclipped_twice(value: Value, ratio: Value) -> bool:
     for side in map(without_sign, sides):
         if side.op != "mul" or not any(without_sign(part) is ratio for part in side.arguments.values()):
             return False
-    one, other = map(numbers_of, sides)
-    return one is not None and other is not None and np.array_equal(one, other)
-
-
-def sick() -> Evidence:
-    return of_batch(_one_far(dead=True))
-
-
-def well() -> Evidence:
-    return of_batch(_one_far(dead=False))
+    left, right = map(numbers_of, sides)
+    return left is not None and right is not None and np.array_equal(left, right)
 
 
 def _one_far(dead: bool) -> Batch:
@@ -246,25 +215,18 @@ def _one_far(dead: bool) -> Batch:
     advantages_B = batch.arrays["advantages"]
     rows = np.concatenate([np.flatnonzero(advantages_B > 0)[:3], np.flatnonzero(advantages_B < 0)[:1]])
     new_BT[rows, 1] = batch.arrays["old_logprobs"][rows, 1] + 0.4
-    moved = edited(batch, new_logprobs=new_BT)
-    weights_BT = weights(moved, aggregation_of(moved))
-    settings = loss_settings(moved)
-    kept = replace(settings, clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP) if dead else settings
-    policy_BT, kl_BT = gradient_parts(moved, weights_BT, kept)
-    stale = [name for name in batch.arrays if name.startswith(("scored_", "gradients", "token_loss", "kl"))]
-    stale += [name for name in batch.numbers if name.startswith(("loss", "policy_loss", "kl_", "clipped"))]
-    found = terms(moved)
-    fresh = {"ratio": found.ratio_BT, "clipped": found.clipped_BT, "gradients": policy_BT + kl_BT}
-    return edited(moved, **{**dict.fromkeys(stale), **fresh})
+    moved = edited(batch, new_logprobs=new_BT, **of_the_loss(batch), **dict.fromkeys(SCORED))
+    found, settings = terms(moved), loss_settings(moved)
+    policy_BT, kl_BT = expected_gradients(moved, without_clip(settings) if dead else settings)
+    return edited(moved, ratio=found.ratio_BT, clipped=found.clipped_BT, gradients=policy_BT + kl_BT)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="CLIP01",
-    name="clip_dead",
     severity=Severity.HARMFUL,
     summary="the clip does not reach the loss: clipped tokens still get a gradient",
     fix="Take the minimum of the clipped and the unclipped objective (the maximum of the losses) into the loss.",
-    explanation=__doc__,
     symptoms=(
         "clip fraction is 0",
         "clipping has no effect",
@@ -272,11 +234,8 @@ ILLNESS = Illness(
         "clip ratio is always 0",
         "clip function is not applied",
     ),
-    run=check_run,
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: of_batch(_one_far(dead=True)),
+    well=lambda: of_batch(_one_far(dead=False)),
     scripts=Scripts(sick=changed("clipped * advantages)", "ratio * advantages)"), well=GRPO),
     explains=frozenset({"LOSS06", "CLIP02", "RAT07"}),
 )

@@ -25,19 +25,18 @@ outside of the range: then there is not enough data. Tokens at which a dual clip
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
-from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.illnesses.ratio.clip_dead import FIT, fitted
+from assay.doctor.examples import GRADIENTS, LOSSES, SCORED, edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.illnesses.ratio.clip_dead import FIT
 from assay.doctor.recompute.consistent import consistent
-from assay.doctor.recompute.loss import SURROGATES, WITHOUT_CLIP, aggregation_of, surrogates, weights
-from assay.doctor.recompute.match import distance, tolerance
-from assay.doctor.recompute.terms import gradient_parts, loss_settings, terms
+from assay.doctor.recompute.loss import SURROGATES, expected_gradients, surrogates, without_clip
+from assay.doctor.recompute.match import distance, fit_scale, tolerance
+from assay.doctor.recompute.terms import loss_settings, terms
 from assay.grpo import LOG_RATIO_LIMIT, OBJECTIVES
 from assay.programs.facts.loss.signs import is_maximised, sides
 from assay.programs.facts.loss.terms import TermKind
@@ -72,10 +71,47 @@ def check_batch(batch: Batch) -> Verdict:
             outside_BT &= (found.ratio_BT < bound) | (advantages_BT > 0)
     if not outside_BT.any():
         return not_enough_data("loss tokens with an advantage and a ratio outside of the clip range")
-    verdict = _by_token_loss(batch, outside_BT)
-    if verdict is None:
-        verdict = _by_gradients(batch, outside_BT, outside_BT & found.clipped_BT)
+    verdict = _by_token_loss(batch, outside_BT) or _by_gradients(batch, outside_BT, outside_BT & found.clipped_BT)
     return verdict or not_enough_data("token_loss, or gradients, of the configured objective")
+
+
+@one_per_place
+def check_source(program: Program) -> Iterator[Verdict]:
+    for clamp in program.of("clamp"):
+        if has_exchanged_bounds(program, clamp):
+            yield finding(
+                f"the lower bound of `{clamp.place.text}` is above its upper one: everything is clamped to the upper",
+                places=(clamp.place,),
+                why=program.kinds.why(clamp),
+                fix="Clamp the ratio to [1 - eps, 1 + eps], the lower bound first.",
+            )
+        elif is_around_the_product(program, clamp):
+            yield finding(
+                f"`{clamp.place.text}` clamps ratio * advantage around 1: the clip belongs around the ratio alone",
+                places=(clamp.place,),
+                why=program.kinds.why(clamp),
+                fix="Multiply after the clamp: clip(ratio, 1 - eps, 1 + eps) * advantages.",
+            )
+    right = 1 if is_maximised(program) else -1
+    for _, of_loss in program.losses:
+        for term in of_loss:
+            if term.kind is not TermKind.SURROGATE:
+                continue
+            both = sides(program, term)
+            if {sign for sign, _ in both} != {right} or len({product.sign for _, product in both}) != 1:
+                continue  # the sign of the loss: another illness
+            wanted = "minimum" if both[0][1].sign > 0 else "maximum"
+            if not any(clamp_of(product.ratio) for _, product in both):
+                continue
+            if term.core.op == wanted:
+                yield healthy("the clipped objective is the smaller of both", places=(term.core.place,))
+            else:
+                yield finding(
+                    f"`{term.core.place.text}` takes the better of the clipped and the unclipped gain, not the worse",
+                    places=(term.core.place,),
+                    why=program.kinds.why(both[0][1].ratio),
+                    fix=f"Use {'min' if wanted == 'minimum' else 'max'} here.",
+                )
 
 
 def _by_token_loss(batch: Batch, outside_BT: Array) -> Verdict | None:
@@ -86,8 +122,8 @@ def _by_token_loss(batch: Batch, outside_BT: Array) -> Verdict | None:
     kl_BT = terms(batch).of_tokens() - terms(batch).policy_BT
     limit = 10 * tolerance(batch, recorded_BT[outside_BT])
     distances = {
-        name: min(distance(recorded_BT[outside_BT], (one_BT + part)[outside_BT]) for part in (kl_BT, 0.0 * kl_BT))
-        for name, one_BT in surrogates(batch, loss_settings(batch)).items()
+        name: min(distance(recorded_BT[outside_BT], (policy_BT + part)[outside_BT]) for part in (kl_BT, 0.0 * kl_BT))
+        for name, policy_BT in surrogates(batch, loss_settings(batch)).items()
     }
     fact = Fact("tokens outside of the clip range", int(outside_BT.sum()), None, batch.step)
     fits = [name for name, value in distances.items() if value <= limit]
@@ -95,9 +131,7 @@ def _by_token_loss(batch: Batch, outside_BT: Array) -> Verdict | None:
         return None
     if fits[0] == "min":
         return healthy("the objective is min(r A, clip(r) A)", fact)
-    return _finding(
-        batch, fits[0], fact, Fact("distance of the loss from min(r A, clip(r) A)", distances["min"], limit)
-    )
+    return _finding(fits[0], fact, Fact("distance of the loss from min(r A, clip(r) A)", distances["min"], limit))
 
 
 def _by_gradients(batch: Batch, outside_BT: Array, clipped_BT: Array) -> Verdict | None:
@@ -106,15 +140,12 @@ def _by_gradients(batch: Batch, outside_BT: Array, clipped_BT: Array) -> Verdict
     kl_names = ("kl_placement", "kl_estimator", "kl_gradient") if batch.settings.get("kl_coef") else ()
     if recorded_BT is None or any(name not in batch.settings for name in ("kl_coef", *kl_names)):
         return None  # a KL that is not known may be all of a gradient
-    settings = loss_settings(batch)
-    weights_BT = weights(batch, aggregation_of(batch))
-    free = replace(settings, clip_low=WITHOUT_CLIP, clip_high=WITHOUT_CLIP)
-    unclipped_BT, kl_BT = gradient_parts(batch, weights_BT, free)
+    unclipped_BT, kl_BT = expected_gradients(batch, without_clip(loss_settings(batch)))
     seen_BT = outside_BT & np.isfinite(recorded_BT) & (unclipped_BT != 0)
     inside_BT = terms(batch).mask_BT & ~outside_BT & np.isfinite(recorded_BT) & (unclipped_BT != 0)
-    scale, residual = fitted(recorded_BT[inside_BT], (unclipped_BT + kl_BT)[inside_BT])
+    scale, residual = fit_scale(recorded_BT[inside_BT], (unclipped_BT + kl_BT)[inside_BT])
     if not seen_BT.any() or residual > FIT or scale <= 0:
-        return None  # nothing tells how large an unclipped gradient is
+        return None  # how large an unclipped gradient is, is not known
     # where the KL pulls much harder than the policy term would, the rounding of the one hides the other
     seen_BT &= np.abs(unclipped_BT) > 2 * FIT * np.abs(kl_BT)
     if not seen_BT.any():
@@ -134,106 +165,42 @@ def _by_gradients(batch: Batch, outside_BT: Array, clipped_BT: Array) -> Verdict
         Fact("tokens on the other side without one", int((~alive_BT)[passed].sum()), 0),
     )
     exact = float((np.minimum(np.abs(share_BT), np.abs(share_BT - 1)) < EXACT)[seen_BT].mean()) >= NEARLY_ALL
-    return _finding(batch, name, fact, *facts, confidence=Confidence.PROVEN if exact else Confidence.LIKELY)
+    return _finding(name, fact, *facts, confidence=Confidence.PROVEN if exact else Confidence.LIKELY)
 
 
-def _finding(batch: Batch, name: str, fact: Fact, *facts: Fact, confidence: Confidence = Confidence.PROVEN) -> Verdict:
-    return finding(
-        f"at {fact.value} tokens outside of the clip range the loss is {SURROGATES[name]}",
-        fact,
-        *facts,
-        confidence=confidence,
-    )
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    told = set()
-    for clamp in program.of("clamp"):
-        if clamp.place in told:
-            continue
-        if has_exchanged_bounds(program, clamp):
-            told.add(clamp.place)
-            yield finding(
-                f"the lower bound of `{clamp.place.text}` is above its upper one: everything is clamped to the upper",
-                confidence=Confidence.LIKELY,
-                places=(clamp.place,),
-                why=program.kinds.why(clamp),
-                fix="Clamp the ratio to [1 - eps, 1 + eps], the lower bound first.",
-            )
-        elif is_around_the_product(program, clamp):
-            told.add(clamp.place)
-            yield finding(
-                f"`{clamp.place.text}` clamps ratio * advantage around 1: the clip belongs around the ratio alone",
-                confidence=Confidence.LIKELY,
-                places=(clamp.place,),
-                why=program.kinds.why(clamp),
-                fix="Multiply after the clamp: clip(ratio, 1 - eps, 1 + eps) * advantages.",
-            )
-    right = 1 if is_maximised(program) else -1
-    for _, of_loss in program.losses:
-        for term in of_loss:
-            if term.kind is not TermKind.SURROGATE or term.core.place in told:
-                continue
-            both = sides(program, term)
-            if {sign for sign, _ in both} != {right} or len({one.sign for _, one in both}) != 1:
-                continue  # the sign of the loss: another illness
-            told.add(term.core.place)
-            wanted = "minimum" if both[0][1].sign > 0 else "maximum"
-            if not any(clamp_of(one.ratio) for _, one in both):
-                continue
-            if term.core.op == wanted:
-                yield healthy("the clipped objective is the smaller of both", places=(term.core.place,))
-            else:
-                yield finding(
-                    f"`{term.core.place.text}` takes the better of the clipped and the unclipped gain, not the worse",
-                    confidence=Confidence.LIKELY,
-                    places=(term.core.place,),
-                    why=program.kinds.why(both[0][1].ratio),
-                    fix=f"Use {'min' if wanted == 'minimum' else 'max'} here.",
-                )
+def _finding(name: str, fact: Fact, *facts: Fact, confidence: Confidence = Confidence.PROVEN) -> Verdict:
+    message = f"at {fact.value} tokens outside of the clip range the loss is {SURROGATES[name]}"
+    return finding(message, fact, *facts, confidence=confidence)
 
 
 def sick() -> Evidence:
-    batch = _moved()
+    batch = _moved_batch()
     right = terms(batch)
     wrong_BT = np.where(right.mask_BT, surrogates(batch, right.settings)["max"], 0.0)
     alive_BT = right.mask_BT & ~((right.ratio_BT > 1.2) & (batch.token_advantages < 0))
     alive_BT &= ~((right.ratio_BT < 0.8) & (batch.token_advantages > 0))
     gradients_BT = np.where(alive_BT, -batch.token_advantages * right.ratio_BT, 0.0) / right.mask_BT.sum()
     loss = float(wrong_BT.sum() / right.mask_BT.sum())
-    names = ("loss", "policy_loss", *(f"loss_{how}" for how in ("again", "padded", "permuted", "split", "perturbed")))
-    return of_batch(
-        edited(
-            batch,
-            token_loss=wrong_BT,
-            **dict.fromkeys(("gradients", "gradients_split", "gradients_perturbed"), gradients_BT),
-            **dict.fromkeys(names, loss),
-        )
-    )
+    follows = {**dict.fromkeys(GRADIENTS, gradients_BT), **dict.fromkeys((*LOSSES, "policy_loss"), loss)}
+    return of_batch(edited(batch, token_loss=wrong_BT, **follows))
 
 
-def well() -> Evidence:
-    return of_batch(_moved())
-
-
-def _moved() -> Batch:
+def _moved_batch() -> Batch:
     """A later update: of the tokens with room for it, some have moved out of the clip range, on either side."""
     batch = healthy_batch(update=1, kl_coef=0.0, kl=None, kl_loss=None, kl_mean=None)
     old_BT, new_BT = batch.arrays["old_logprobs"], batch.arrays["new_logprobs"]
     row_BT, column_BT = np.indices(old_BT.shape)
     moved_BT = ((row_BT + column_BT) % 8 == 0) & (old_BT < -0.7)
     new_BT = new_BT + np.where(moved_BT, np.where(column_BT % 2 == 0, 0.35, -0.35), 0.0)
-    scored = ("scored_again", "scored_padded", "scored_permuted", "scored_alone")
-    return consistent(batch, **dict.fromkeys(("new_logprobs", *scored), new_BT))
+    return consistent(batch, **dict.fromkeys(("new_logprobs", *SCORED), new_BT))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="CLIP02",
-    name="clip_inverted",
     severity=Severity.HARMFUL,
     summary="the clip is not min(r A, clip(r) A): it stops the wrong side, both sides, or none",
     fix="Use -min(ratio * A, clip(ratio) * A), with the minus outside of min.",
-    explanation=__doc__,
     symptoms=(
         "clip on the wrong side",
         "max instead of min in the surrogate",
@@ -241,9 +208,7 @@ ILLNESS = Illness(
         "clip function is wrong",
     ),
     sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    well=lambda: of_batch(_moved_batch()),
     scripts=Scripts(sick=changed("torch.min(ratio", "torch.max(ratio"), well=GRPO),
     explains=frozenset({"LOSS06", "MET02", "MET06", "RAT07"}),
 )

@@ -28,21 +28,22 @@ from typing import Any
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.doctor.recompute.consistent import consistent
-from assay.doctor.recompute.loss import aggregation_of, kl_is_placed, weights
-from assay.doctor.recompute.terms import gradient_parts, loss_settings, nearest_ratio
-from assay.programs.facts.ratio import Difference, differences, uses
+from assay.doctor.recompute.loss import expected_gradients, kl_is_placed
+from assay.doctor.recompute.terms import nearest_ratio
+from assay.programs.facts.ratio import differences, uses
+from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Edit, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
 
 MOVES_ALONG = 0.8  # correlation of the gradient with A, where a KL may be in it
 REMAINDER = 0.5  # of the KL's pull: a smaller rest may be what was misjudged of the KL
-AGREES = 0.5  # of -1 to 1: half-way between chance and certainty; a sound loss has 1
+AGREES = 0.5  # of -1 to 1: in the middle between chance and certainty; a sound loss has 1
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -54,8 +55,27 @@ def check_batch(batch: Batch) -> Verdict:
             missing += [name for name in lacking.names if name not in missing]
     if not verdicts:
         raise Missing(*missing)
-    by_state = {one.state: one for one in reversed(verdicts)}
+    by_state = {verdict.state: verdict for verdict in reversed(verdicts)}
     return by_state.get(State.FINDING) or by_state.get(State.HEALTHY) or verdicts[0]
+
+
+@one_per_place
+def check_source(program: Program) -> Iterator[Verdict]:
+    for use in uses(program):
+        for difference in differences(program, use.ratio):
+            value, left, right = difference.value, difference.left, difference.right
+            new, old = program.origins.gradient(left), program.origins.gradient(right)
+            is_turned = new is False and (old is True or (old is None and use.is_surrogate))
+            if is_turned and (use.is_surrogate or program.origins.is_reference(left) is not True):
+                yield finding(
+                    f"`{value.place.text}` is old over new: {right.shown} carries the gradient and stands in "
+                    "the denominator of the ratio",
+                    places=(value.place, use.core.place),
+                    why=program.kinds.why(use.ratio),
+                    edit=_exchange_sides(value),
+                )
+            elif new is True and old is False:
+                yield healthy("the ratio is new over old", places=(value.place,))
 
 
 def _by_ratio(batch: Batch) -> Verdict:
@@ -75,7 +95,7 @@ def _by_gradient(batch: Batch) -> Verdict:
     kl_BT, kl_is_known = np.zeros(mask_BT.shape), "kl_coef" in batch.settings
     if batch.settings.get("kl_coef") and batch.settings.get("kl_placement", "loss") == "loss":
         try:
-            policy_BT, kl_BT = gradient_parts(batch, weights(batch, aggregation_of(batch)), loss_settings(batch))
+            policy_BT, kl_BT = expected_gradients(batch)
             kl_BT = kl_BT * _share_of(gradients_BT, policy_BT, kl_BT, mask_BT)
             kl_is_known = kl_is_placed(batch) and {"kl_estimator", "kl_gradient"} <= batch.settings.keys()
         except Missing:
@@ -98,7 +118,7 @@ def _by_gradient(batch: Batch) -> Verdict:
         return healthy("the loss makes tokens with a positive advantage likelier", fact)
     if agreement > -AGREES:
         return not_applicable(f"the gradient has neither the sign of A nor of -A (agreement {agreement:.2f})")
-    row, token = (int(one) for one in np.argwhere(wrong_BT)[0])
+    row, token = (int(index) for index in np.argwhere(wrong_BT)[0])
     return finding(
         f"the loss pushes good tokens down and bad ones up: its gradient has the sign of A at {int(wrong_BT.sum())} of "
         f"{int((sizes_BT > 0).sum())} loss tokens",
@@ -152,36 +172,13 @@ def _certainty(batch: Batch, pull_N: Array, advantages_N: Array, *, kl_is_known:
     return {"confidence": Confidence.POSSIBLE, "severity": Severity.HARMFUL}
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    told = set()
-    for use in uses(program):
-        for one in differences(program, use.ratio):
-            if one.value.place in told:
-                continue
-            new, old = program.origins.gradient(one.left), program.origins.gradient(one.right)
-            is_turned = new is False and (old is True or (old is None and use.is_surrogate))
-            if is_turned and (use.is_surrogate or program.origins.is_reference(one.left) is not True):
-                told.add(one.value.place)
-                yield finding(
-                    f"`{one.value.place.text}` is old over new: {one.right.shown} carries the gradient and stands in "
-                    "the denominator of the ratio",
-                    confidence=Confidence.LIKELY,
-                    places=(one.value.place, use.core.place),
-                    why=program.kinds.why(use.ratio),
-                    edit=_exchanged(one),
-                )
-            elif new is True and old is False:
-                told.add(one.value.place)
-                yield healthy("the ratio is new over old", places=(one.value.place,))
-
-
-def _exchanged(one: Difference) -> Edit | None:
+def _exchange_sides(value: Value) -> Edit | None:
     """The subtraction with its sides exchanged, where both are plain enough to be moved."""
-    texts = [one.value.place_of(name).text for name in ("input", "other")]
+    texts = [value.place_of(name).text for name in ("input", "other")]
     is_plain = all(text and not set(text) & set(" +-*/") and not text.endswith("..") for text in texts)
-    if one.value.op != "sub" or not is_plain or one.value.place_of("input") == one.value.place:
+    if value.op != "sub" or not is_plain or value.place_of("input") == value.place:
         return None
-    return Edit(one.value.place, f"{texts[1]} - {texts[0]}")
+    return Edit(value.place, f"{texts[1]} - {texts[0]}")
 
 
 def sick() -> Evidence:
@@ -193,21 +190,16 @@ def sick() -> Evidence:
     return of_batch(edited(exchanged, **turned, new_logprobs=new_BT, old_logprobs=old_BT))
 
 
-def well() -> Evidence:
-    return of_batch(consistent(_without_kl()))
-
-
 def _without_kl() -> Batch:
     return healthy_batch(update=1, kl_coef=0.0, kl=None, kl_loss=None, kl_mean=None)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT04",
-    name="inverted",
     severity=Severity.FATAL,
     summary="the gradient makes good tokens rarer: the ratio or the loss is upside down",
     fix="Compute the ratio as exp(new - old) and minimise -min(ratio * A, clip(ratio) * A).",
-    explanation=__doc__,
     symptoms=(
         "reward goes down",
         "reward decreases during training",
@@ -216,9 +208,7 @@ ILLNESS = Illness(
         "good answers become rarer",
     ),
     sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    well=lambda: of_batch(consistent(_without_kl())),
     scripts=Scripts(sick=changed("torch.exp(new - old)", "torch.exp(old - new)"), well=GRPO),
     explains=frozenset({"CLIP02", "KL02", "LOSS01", "LOSS06", "RAT01", "RAT07", "MET02", "MET05", "MET07"}),
 )

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.catalogue import Scripts, illness, one_per_place
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.ratio import Difference, differences, is_differentiated, uses, without_views
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -35,68 +35,61 @@ from assay.programs.run.roles import flows
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import peel
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy
+
+VIEWS = KEEPS_NUMBERS - {"detach"}
 
 
+@one_per_place
 def check_source(program: Program) -> Iterator[Verdict]:
-    told = set()
     for use in uses(program):
         if use.loss is None and not is_differentiated(program, use.ratio):
             continue
-        for one in differences(program, use.ratio):
-            if one.value.place in told:
-                continue
-            ends = program.origins.gradient(one.left), program.origins.gradient(one.right)
-            if ends == (True, True) and _is_the_policy(program, one):
-                told.add(one.value.place)
-                calls = program.origins.forwards(one.right)
+        for difference in differences(program, use.ratio):
+            place, right = difference.value.place, difference.right
+            ends = program.origins.gradient(difference.left), program.origins.gradient(right)
+            if ends == (True, True) and _is_the_policy(program, difference):
+                calls = program.origins.forwards(right)
                 yield finding(
-                    f"both sides of `{one.value.place.text}` carry a gradient: {one.right.shown} is neither detached "
+                    f"both sides of `{place.text}` carry a gradient: {right.shown} is neither detached "
                     "nor computed under no_grad",
-                    confidence=Confidence.LIKELY,
-                    places=(one.value.place, *(call.place for call in calls[:1])),
-                    why=program.kinds.why(one.right),
+                    places=(place, *(call.place for call in calls[:1])),
+                    why=program.kinds.why(right),
                 )
             elif ends == (True, False):
-                told.add(one.value.place)
-                yield healthy("the old log-probs carry no gradient", places=(one.value.place,))
+                yield healthy("the old log-probs carry no gradient", places=(place,))
 
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """A difference of two log-probs of the same tokens by the policy, with gradients on both sides."""
-    views = KEEPS_NUMBERS - {"detach"}
     for _, flow in flows(run):
-        looked = False
-        for value, one, other in differences_in(flow.values):
-            if not (_is_of_policy(run, one) and _is_of_policy(run, other)):
+        for value, left, right in differences_in(flow.values):
+            if not (_is_of_policy(run, left) and _is_of_policy(run, right)):
                 continue
-            looked = True
-            if not (requires_grad(one) and requires_grad(other)):
+            if not (requires_grad(left) and requires_grad(right) and _are_of_same_tokens(run, left, right)):
+                yield healthy("old log-probs carry no gradient")
                 continue
-            mine, theirs = chosen_ids(one, run.origins), chosen_ids(other, run.origins)
-            if one is not other and (mine is None or theirs is None or not np.array_equal(mine, theirs)):
-                continue
-            same_tensor = (
-                " (they are the same tensor, so that the ratio is 1 and has no gradient at all)"
-                if peel(one, views) is peel(other, views)
-                else ""
-            )
+            is_same = peel(left, VIEWS) is peel(right, VIEWS)
+            same = " (they are the same tensor, so that the ratio is 1 and has no gradient at all)" * is_same
             yield finding(
-                f"both log-probs in `{value.place.text}` carry a gradient: old is not a constant{same_tensor}",
-                places=(value.place, other.place),
+                f"both log-probs in `{value.place.text}` carry a gradient: old is not a constant{same}",
+                places=(value.place, right.place),
             )
-        if looked:
-            yield healthy("old log-probs carry no gradient")
 
 
-def _is_the_policy(program: Program, one: Difference) -> bool:
+def _is_the_policy(program: Program, difference: Difference) -> bool:
     """Whether the denominator was computed by a trained network: in a call of its own, or as the numerator itself."""
-    left, right = program.origins.forwards(one.left), program.origins.forwards(one.right)
-    if without_views(one.left) is without_views(one.right):
+    left, right = program.origins.forwards(difference.left), program.origins.forwards(difference.right)
+    if without_views(difference.left) is without_views(difference.right):
         return True
-    if program.origins.is_reference(one.right) is not False or not all(call.op == "forward" for call in right):
+    if program.origins.is_reference(difference.right) is not False or not all(call.op == "forward" for call in right):
         return False
     return not any(call is other for call in left for other in right)
+
+
+def _are_of_same_tokens(run: WatchedRun, left: Value, right: Value) -> bool:
+    tokens, others = chosen_ids(left, run.origins), chosen_ids(right, run.origins)
+    return left is right or (tokens is not None and others is not None and np.array_equal(tokens, others))
 
 
 def _is_of_policy(run: WatchedRun, value: Value) -> bool:
@@ -107,21 +100,18 @@ def _is_of_policy(run: WatchedRun, value: Value) -> bool:
     return model.is_trained or (not run.updates and model.trainable > 0)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT03",
-    name="old_has_grad",
     severity=Severity.FATAL,
     summary="the old log-probs carry a gradient, so the ratio's gradient cancels",
     fix="Compute the old log-probs under torch.no_grad(), or detach them.",
-    explanation=__doc__,
     symptoms=(
         "old log-probs are not detached",
         "ratio is 1 and the gradient is zero",
         "gradient cancels",
         "old log-probs carry a gradient",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(
         sick=changed(
             "    with torch.no_grad():\n        old = score(policy, ids, start)\n",

@@ -33,12 +33,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import GRPO, changed
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.logprobs import MEAN_LOW_PRECISION
-from assay.doctor.rounding import SAME_PASS, dtype_of
+from assay.doctor.examples import SCORED, edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.facts.logprobs import MEAN_LOW_PRECISION, versions_behind
+from assay.doctor.facts.rounding import SAME_PASS, dtype_of
 from assay.programs.facts.ratio import differences, scored_apart, uses
 from assay.programs.program import Program
 from assay.record.batch import Array
@@ -83,18 +83,6 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _old_is_another(batch: Batch, mask_BT: Array, old_BT: Array) -> str | None:
-    """Why old need not be this policy: asynchronous trainers take the log-probs of the sampler, of older weights."""
-    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
-    sampler_BT = batch.get("sampler_logprobs")
-    is_older = versions_B is not None and len(versions_B) and version is not None and versions_B.min() < version
-    if is_older and sampler_BT is None:
-        return "rows were sampled by an older version of the weights: old need not be this policy"
-    if sampler_BT is not None and mask_BT.any() and np.array_equal(old_BT[mask_BT], sampler_BT[mask_BT]):
-        return "old holds the sampling engine's numbers, bit for bit: engine_mismatch (SAMP06) speaks of those"
-    return None
-
-
 def check_curves(curves: Curves) -> Verdict:
     (deviation_N,) = curves.need("first_ratio_max_deviation")
     limit = SAME_PASS.get(curves.settings.get("dtype", "float32"), SAME_PASS["float32"])
@@ -107,39 +95,36 @@ def check_curves(curves: Curves) -> Verdict:
         f"the first ratio of a step is off by up to {largest:.2g} in {np.sum(deviation_N > limit)} of {len(curves)} "
         "steps",
         fact,
-        confidence=Confidence.POSSIBLE,
     )
 
 
+@one_per_place
 def check_source(program: Program) -> Iterator[Verdict]:
-    told = set()
     for use in uses(program):
-        if use.loss is None:
-            continue
-        for one in differences(program, use.ratio):
-            ends = program.origins.gradient(one.left), program.origins.gradient(one.right)
-            if one.value.place in told or ends != (True, False):
+        for difference in differences(program, use.ratio) if use.loss is not None else ():
+            place, left, right = difference.value.place, difference.left, difference.right
+            if (program.origins.gradient(left), program.origins.gradient(right)) != (True, False):
                 continue
-            told.add(one.value.place)
-            apart = scored_apart(program, one, use.loss) if one.is_straight else None
+            apart = scored_apart(program, difference, use.loss) if difference.is_straight else None
             if apart is None:
-                yield healthy("new and old log-probs are scored alike, as far as is seen", places=(one.value.place,))
+                yield healthy("new and old log-probs are scored alike, as far as is seen", places=(place,))
                 continue
             what, made = apart
             yield finding(
-                f"the ratio of `{one.value.place.text}` is not 1 in the first update: {what}",
-                confidence=Confidence.LIKELY,
-                places=(one.value.place, made.place),
-                why=program.kinds.why(one.right),
+                f"the ratio of `{place.text}` is not 1 in the first update: {what}",
+                places=(place, made.place),
+                why=program.kinds.why(right),
             )
 
 
-def sick() -> Evidence:
-    return _evidence(0.02)
-
-
-def well() -> Evidence:
-    return _evidence(0.0001)
+def _old_is_another(batch: Batch, mask_BT: Array, old_BT: Array) -> str | None:
+    """Why old need not be this policy: asynchronous trainers take the log-probs of the sampler, of older weights."""
+    sampler_BT = batch.get("sampler_logprobs")
+    if (versions_behind(batch) or 0) > 0 and sampler_BT is None:
+        return "rows were sampled by an older version of the weights: old need not be this policy"
+    if sampler_BT is not None and mask_BT.any() and np.array_equal(old_BT[mask_BT], sampler_BT[mask_BT]):
+        return "old holds the sampling engine's numbers, bit for bit: engine_mismatch (SAMP06) speaks of those"
+    return None
 
 
 def _evidence(spread: float) -> Evidence:
@@ -147,20 +132,17 @@ def _evidence(spread: float) -> Evidence:
     batch = healthy_batch()
     mask_BT, old_BT = batch.need("mask", "old_logprobs")
     noise_BT = np.where(mask_BT, np.random.default_rng(2).normal(0.0, spread, size=mask_BT.shape), 0.0)
-    derived = {name: None for name in (*batch.arrays, *batch.numbers) if name.startswith(("kl", "loss", "gradients"))}
-    derived |= dict.fromkeys(("token_loss", "policy_loss", "scored_again", "scored_padded"))
-    derived |= dict.fromkeys(("scored_permuted", "scored_alone"))
+    derived = {**of_the_loss(batch), **dict.fromkeys(SCORED)}
     off = edited(batch, **derived, new_logprobs=old_BT + noise_BT, ratio=np.exp(noise_BT))
     return Evidence((off,), healthy_curves(first_ratio_max_deviation=spread))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT01",
-    name="ratio_not_one",
     severity=Severity.HARMFUL,
     summary="the ratio new / old is not 1 in the first update after a rollout",
     fix="Compute old and new log-probs by the same code, in the same mode, precision, temperature and padding.",
-    explanation=__doc__,
     symptoms=(
         "ratio is not 1",
         "ratio is not 1 at the first step",
@@ -169,11 +151,8 @@ ILLNESS = Illness(
         "clip fraction is not 0 on policy",
         "approx kl is not 0 at the first update",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
+    sick=lambda: _evidence(0.02),
+    well=lambda: _evidence(0.0001),
     scripts=Scripts(sick=changed("old = score(policy, ids, start)", "old = score(reference, ids, start)"), well=GRPO),
     explains=frozenset({"SAMP06", "LOSS06"}),
 )

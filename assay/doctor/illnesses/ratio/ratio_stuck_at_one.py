@@ -24,7 +24,7 @@ Compute old log-probs once, before the first update of a rollout batch, and keep
         ratio = (new - old).exp()
 
 ## When it is wrong
-With one update a rollout batch the ratio is 1 by construction, and nothing is said. If the weights did not move (a
+With one update a rollout batch the ratio is 1 by construction, and the check is silent. If the weights did not move (a
 learning rate of 0, updates lost in bfloat16), new equals old for that reason: see no_update and pure_bf16.
 """
 
@@ -34,15 +34,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.optimizer.epochs import epochs_over, is_split, parts_of_rollout, turns
 from assay.programs.facts.origin import network, same_network
 from assay.programs.facts.ratio import Difference, before_detach, differences, uses, without_views
 from assay.programs.graph import Loop, Value
 from assay.programs.program import Program
+from assay.programs.walk import main_input, walk
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOKENS = 20  # fewer loss tokens may be equal by chance: where the policy is certain, a small update changes no bit
@@ -65,7 +66,7 @@ def check_batch(batch: Batch) -> Verdict:
     fact = Fact("largest |new - old|", distance, step=batch.step)
     if distance > 0.0:
         return healthy("the ratio leaves 1 after the first update", fact)
-    moved = _moved(batch)
+    moved = _how_weights_moved(batch)
     if moved is None:
         return not_enough_data(
             "update_norm (else learning_rate with gradient_norm, or policy_version with sampler_versions): whether the "
@@ -87,28 +88,6 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _moved(batch: Batch) -> str | None:
-    """How it is known that the weights moved since sampling; "" if they did not; None if nothing tells."""
-    norm = batch.numbers.get("update_norm")
-    if norm == 0 and batch.numbers.get("gradient_norm", 0.0) > 0:
-        return ""  # versions count updates, and these change nothing: see no_update
-    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
-    if versions_B is not None and len(versions_B) and version is not None:
-        behind = int(version - versions_B.max())
-        return f"the weights are {behind} version(s) past those that sampled" if behind > 0 else ""
-    if norm is None:
-        return _pushed(batch)
-    return f"an update moves the weights by {norm:.2g}" if norm > 0 else ""
-
-
-def _pushed(batch: Batch) -> str | None:
-    """A learning rate and a gradient move weights, though nobody measured by how much."""
-    rate, gradients_BT = batch.settings.get("learning_rate", 0.0), batch.get("gradients")
-    largest = 0.0 if gradients_BT is None else float(np.nanmax(np.abs(gradients_BT), initial=0.0))
-    pull = max(float(batch.numbers.get("gradient_norm", 0.0)), largest)
-    return f"the learning rate is {rate:.2g} and there is a gradient" if rate > 0 and pull > 0 else None
-
-
 def check_curves(curves: Curves) -> Verdict:
     updates = curves.settings.get("updates_per_rollout")
     if updates == 1:
@@ -126,62 +105,74 @@ def check_curves(curves: Curves) -> Verdict:
         f"the ratio is 1 in all {int(judged_N.sum())} steps with more than one update, although the weights move",
         fact,
         Fact("mean update_norm", float(norm_N[judged_N].mean())),
-        confidence=Confidence.POSSIBLE,
     )
 
 
+@one_per_place
 def check_source(program: Program) -> Iterator[Verdict]:
-    told = set()
     for use in uses(program):
-        for one in differences(program, use.ratio):
-            if one.value.place in told or program.origins.gradient(one.left) is False:
+        for difference in differences(program, use.ratio):
+            place = difference.value.place
+            if program.origins.gradient(difference.left) is False:
                 continue
-            told.add(one.value.place)
-            what, loop = _follows(program, one, use.is_surrogate)
+            what, loop = _follows(program, difference, use.is_surrogate)
             if what and loop is not None:
                 yield finding(
-                    f"`{one.value.place.text}` is 0 in every update: {what}",
+                    f"`{place.text}` is 0 in every update: {what}",
                     confidence=Confidence.LIKELY if turns(loop) is not None or is_split(loop) else Confidence.POSSIBLE,
-                    places=(one.value.place, loop.place),
+                    places=(place, loop.place),
                     why=program.kinds.why(use.ratio),
                 )
-            elif not what and program.origins.gradient(one.right) is False:
-                yield healthy("the old log-probs are made before the updates", places=(one.value.place,))
+            elif not what and program.origins.gradient(difference.right) is False:
+                yield healthy("the old log-probs are made before the updates", places=(place,))
 
 
-def _follows(program: Program, one: Difference, is_clipped: bool = False) -> tuple[str, Loop | None]:
+def _how_weights_moved(batch: Batch) -> str | None:
+    """How it is known that the weights moved since sampling; "" if they did not; None if it is not known."""
+    norm = batch.numbers.get("update_norm")
+    if norm == 0 and batch.numbers.get("gradient_norm", 0.0) > 0:
+        return ""  # versions count updates, and these change nothing: see no_update
+    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
+    if versions_B is not None and len(versions_B) and version is not None:
+        behind = int(version - versions_B.max())
+        return f"the weights are {behind} version(s) past those that sampled" if behind > 0 else ""
+    if norm is None:
+        return _how_weights_were_pushed(batch)
+    return f"an update moves the weights by {norm:.2g}" if norm > 0 else ""
+
+
+def _how_weights_were_pushed(batch: Batch) -> str | None:
+    """A learning rate and a gradient move weights, though nobody measured by how much."""
+    rate, gradients_BT = batch.settings.get("learning_rate", 0.0), batch.get("gradients")
+    largest = 0.0 if gradients_BT is None else float(np.nanmax(np.abs(gradients_BT), initial=0.0))
+    pull = max(float(batch.numbers.get("gradient_norm", 0.0)), largest)
+    return f"the learning rate is {rate:.2g} and there is a gradient" if rate > 0 and pull > 0 else None
+
+
+def _follows(program: Program, difference: Difference, is_clipped: bool) -> tuple[str, Loop | None]:
     """In what way the old log-probs follow the new ones, and the loop that updates on the same rollouts again."""
-    left, right = before_detach(one.left), before_detach(one.right)
-    if left is right and one.is_straight and without_views(one.left) is not without_views(one.right):
-        calls = program.origins.forwards(left)
+    new, old = difference.left, difference.right
+    is_copy = before_detach(new) is before_detach(old) and without_views(new) is not without_views(old)
+    if is_copy and difference.is_straight:
+        calls = program.origins.forwards(before_detach(new))
         loops = [loop for call in calls if (loop := epochs_over(program, call)) is not None]
         if not loops and is_clipped:  # whoever clips expects more than one update
             loops = [loop for call in calls if (loop := parts_of_rollout(program, call)) is not None]
-        return f"{one.left.shown} minus its own detached copy, made anew before each update", loops[
-            0
-        ] if loops else None
-    for new in program.origins.forwards(one.left):
-        loop = epochs_over(program, new)
-        if loop is None:
-            continue
-        for old in _straight_forwards(program, one.right):
-            if loop in old.context.loops and _same_weights(program, new, old, loop):
-                return f"{one.right.shown} is computed by the same weights again in each turn of the loop", loop
+        what = f"{new.shown} minus its own detached copy, made again before each update"
+        return what, loops[0] if loops else None
+    for call in program.origins.forwards(new):
+        loop = epochs_over(program, call)
+        for other in _straight_forwards(program, old) if loop is not None else ():
+            if loop in other.context.loops and _same_weights(program, call, other, loop):
+                return f"{old.shown} is computed by the same weights again in each turn of the loop", loop
     return "", None
 
 
 def _straight_forwards(program: Program, value: Value) -> list[Value]:
     """The calls of networks behind a value, unless a branch or a former turn of a loop may have decided it."""
-    current, seen = before_detach(value), set[int]()
-    value = current
-    while id(current) not in seen:
-        seen.add(id(current))
-        if current.op == "phi":
-            return []
-        if current.op in ("forward", "call") or current.input is None:
-            break
-        current = current.input
-    return program.origins.forwards(value)
+    detached = before_detach(value)
+    ways = walk(detached, main_input, until=lambda part: part.op in ("phi", "forward", "call"))
+    return [] if any(part.op == "phi" for part in ways) else program.origins.forwards(detached)
 
 
 def _same_weights(program: Program, new: Value, old: Value, loop: Loop) -> bool:
@@ -189,16 +180,17 @@ def _same_weights(program: Program, new: Value, old: Value, loop: Loop) -> bool:
     if any(model is None for model in models) or old.context.adapter_off != new.context.adapter_off:
         return False
     first, second = (network(model) for model in models if model is not None)
-    depth = len(loop_branches(new, loop))
-    steps = [one.order for one in program.of("step") if loop in one.context.loops]
+    depth = len(_loop_branches(new, loop))
+    steps = [step.order for step in program.of("step") if loop in step.context.loops]
     between = [order for order in steps if min(new.order, old.order) < order < max(new.order, old.order)]
-    return same_network(first, second) and len(loop_branches(old, loop)) <= depth and not between
+    return same_network(first, second) and len(_loop_branches(old, loop)) <= depth and not between
 
 
-def loop_branches(call: Value, loop: Loop) -> list[object]:
+def _loop_branches(call: Value, loop: Loop) -> list[object]:
     """The branches around a call that lie within the loop."""
     start = loop.place.line
-    return [one for one in call.context.branches if one.place.file == loop.place.file and one.place.line >= start]
+    branches = call.context.branches
+    return [branch for branch in branches if branch.place.file == loop.place.file and branch.place.line >= start]
 
 
 def sick() -> Evidence:
@@ -206,17 +198,12 @@ def sick() -> Evidence:
     return Evidence((later,), healthy_curves(ratio_mean=1.0, ratio_std=0.0, ratio_min=1.0, ratio_max=1.0, old_kl=0.0))
 
 
-def well() -> Evidence:
-    return Evidence((healthy_batch(update=1),), healthy_curves())
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT02",
-    name="ratio_stuck_at_one",
     severity=Severity.HARMFUL,
     summary="the ratio new / old stays 1 although the policy has moved since it sampled",
     fix="Compute old log-probs once, before the first update of a rollout batch, and keep them for all its updates.",
-    explanation=__doc__,
     symptoms=(
         "ratio is always 1",
         "ratio is 1",
@@ -226,10 +213,7 @@ ILLNESS = Illness(
         "clip ratio is always 0",
     ),
     sick=sick,
-    well=well,
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
+    well=lambda: Evidence((healthy_batch(update=1),), healthy_curves()),
     scripts=Scripts(sick=changed("torch.exp(new - old)", "torch.exp(new - new.detach())"), well=GRPO),
     explains=frozenset({"SAMP06"}),  # old follows the policy away from the sampler
 )

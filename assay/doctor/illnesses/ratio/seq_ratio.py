@@ -18,7 +18,7 @@ Divide the summed log-ratio by the number of loss tokens of the row before the e
     ratio = (((new - old) * mask).sum(1) / mask.sum(1).clamp(min=1)).exp()
 
 ## When it is wrong
-Importance weights of whole sequences against engine mismatch are products by definition; they are no policy ratio and
+Importance weights of whole sequences against engine mismatch are products by definition; they are not policy ratios and
 belong in the correction, truncated. An objective that means the product and clips it widely is not GSPO.
 """
 
@@ -28,10 +28,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_script import GRPO, changed
 from assay.doctor.examples import edited, healthy_batch, of_the_loss
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.doctor.recompute.terms import stated_objective
 from assay.grpo import Objective
 from assay.programs.facts.ratio import differences, uses
@@ -39,10 +39,10 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOLERANCE = 1e-3  # of a log-ratio, or relative of a gradient: far above float32 rounding, far below a factor of length
-ROWS = 3  # rows that must tell the mean from the sum: one could agree with either by chance
+ROWS = 3  # rows in which mean and sum differ: one could agree with either by chance
 SHARE = 0.9  # of these rows that must agree: a clamped or masked row may be off
 LOG_LIMIT = 20.0  # a product is often clamped to e^20 before it is used
 
@@ -57,7 +57,7 @@ def check_batch(batch: Batch) -> Verdict:
     if objective is None and ratio_B is None:
         if batch.get("ratio") is None and "objective" not in batch.settings:
             return not_enough_data("ratio, or the setting objective")
-        return not_applicable("the ratio is one a token")
+        return not_applicable("the ratio is per token")
     lengths_B = mask_BT.sum(axis=1)
     sum_B = difference_BT.sum(axis=1)
     mean_B = sum_B / np.maximum(lengths_B, 1)
@@ -68,26 +68,47 @@ def check_batch(batch: Batch) -> Verdict:
         if judged_B.sum() >= ROWS:
             near_mean_B = np.abs(recorded_B - mean_B) <= TOLERANCE
             near_sum_B = np.abs(recorded_B - sum_B.clip(-LOG_LIMIT, LOG_LIMIT)) <= TOLERANCE
-            return _judged(batch, judged_B, near_mean_B, near_sum_B, lengths_B, recorded_B - mean_B)
+            return _judge(batch, judged_B, near_mean_B, near_sum_B, lengths_B, recorded_B - mean_B)
     return _by_gradients(batch, mask_BT, difference_BT, lengths_B)
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    seen = set()
+    for use in uses(program):
+        if not use.is_surrogate or any(_leaves_one_out(factor) for factor in use.factors):
+            continue
+        for difference in differences(program, use.ratio):
+            place, left = difference.value.place, difference.left
+            if place in seen or program.origins.gradient(left) is False or not _is_of_tokens(left):
+                continue
+            seen.add(place)
+            if difference.is_summed:
+                yield finding(
+                    f"the log-ratio `{place.text}` is summed over the tokens of a sequence and not divided "
+                    "by their number, and its exp is clipped like the ratio of one token",
+                    places=(use.ratio.place, use.core.place),
+                    why=program.kinds.why(use.ratio),
+                )
+            else:
+                yield healthy("the ratio is one of tokens or divided by their number", places=(place,))
+
+
 def _by_row(batch: Batch) -> Objective | None:
-    """The objective, if its ratio is one a row."""
+    """The objective, if its ratio is per row."""
     objective = stated_objective(batch.settings)
     return objective if objective is not None and objective.level == "sequence" else None
 
 
 def _row_ratio(ratio: Array | None, mask_BT: Array, difference_BT: Array) -> Array | None:
-    """The recorded ratio if it is one a row: given so, or the same on all tokens of rows whose log-ratios differ."""
+    """The recorded ratio if it is per row: given so, or the same on all tokens of rows whose log-ratios differ."""
     if ratio is None or ratio.ndim == 1:
         return ratio
     first_B = np.where(mask_BT.any(axis=1), ratio[np.arange(len(ratio)), mask_BT.argmax(axis=1)], np.nan)
     constant_B = np.where(mask_BT, np.abs(ratio - first_B[:, None]), 0.0).max(axis=1, initial=0.0) <= 1e-6
     highest_B = np.where(mask_BT, difference_BT, -np.inf).max(axis=1, initial=-np.inf)
     lowest_B = np.where(mask_BT, difference_BT, np.inf).min(axis=1, initial=np.inf)
-    told_B = highest_B > lowest_B + TOLERANCE
-    return first_B if told_B.any() and constant_B[told_B].all() else None
+    differ_B = highest_B > lowest_B + TOLERANCE
+    return first_B if differ_B.any() and constant_B[differ_B].all() else None
 
 
 def _by_gradients(batch: Batch, mask_BT: Array, difference_BT: Array, lengths_B: Array) -> Verdict:
@@ -112,17 +133,14 @@ def _by_gradients(batch: Batch, mask_BT: Array, difference_BT: Array, lengths_B:
     judged_B: Array = np.asarray(judged_BT.any(axis=1))
     if judged_B.sum() < ROWS:
         return not_enough_data(f"gradients of {ROWS} rows of several tokens with an advantage")
-    pull_B = np.array([np.median(row[chosen]) if chosen.any() else np.nan for row, chosen in _rows(pull_BT, judged_BT)])
+    rows_of_pull = zip(pull_BT, judged_BT, strict=True)
+    pull_B = np.array([np.median(row[chosen]) if chosen.any() else np.nan for row, chosen in rows_of_pull])
     near_mean_B = np.abs(pull_B * lengths_B - 1.0) <= TOLERANCE
     near_sum_B = np.abs(pull_B - 1.0) <= TOLERANCE
-    return _judged(batch, judged_B, near_mean_B, near_sum_B, lengths_B, np.log(np.abs(pull_B * lengths_B) + 1e-30))
+    return _judge(batch, judged_B, near_mean_B, near_sum_B, lengths_B, np.log(np.abs(pull_B * lengths_B) + 1e-30))
 
 
-def _rows(values_BT: Array, chosen_BT: Array) -> list[tuple[Array, Array]]:
-    return list(zip(values_BT, chosen_BT, strict=True))
-
-
-def _judged(
+def _judge(
     batch: Batch, judged_B: Array, near_mean_B: Array, near_sum_B: Array, lengths_B: Array, off_B: Array
 ) -> Verdict:
     rows, by_mean, by_sum = (
@@ -142,76 +160,40 @@ def _judged(
     )
 
 
-def check_source(program: Program) -> Iterator[Verdict]:
-    told = set()
-    for use in uses(program):
-        if not use.is_surrogate or any(_leaves_one_out(factor) for factor in use.factors):
-            continue
-        for one in differences(program, use.ratio):
-            if one.value.place in told or program.origins.gradient(one.left) is False or not _is_of_tokens(one.left):
-                continue
-            told.add(one.value.place)
-            if one.is_summed:
-                yield finding(
-                    f"the log-ratio `{one.value.place.text}` is summed over the tokens of a sequence and not divided "
-                    "by their number, and its exp is clipped like the ratio of one token",
-                    confidence=Confidence.LIKELY,
-                    places=(use.ratio.place, use.core.place),
-                    why=program.kinds.why(use.ratio),
-                )
-            else:
-                yield healthy("the ratio is one of tokens or divided by their number", places=(one.value.place,))
-
-
 def _is_of_tokens(value: Value) -> bool:
     """Log-probs of text: picked from a vocabulary. Of a joint action the sum is the right log-prob."""
-    return any(one.op in ("gather", "take_along_dim", "cross_entropy", "nll_loss") for one in ancestors(value))
+    return any(part.op in ("gather", "take_along_dim", "cross_entropy", "nll_loss") for part in ancestors(value))
 
 
 def _leaves_one_out(factor: Value) -> bool:
     """An advantage as RLOO has it, whose ratio is that of the whole sequence: something is divided by k - 1."""
-    for value in ancestors(factor):
-        by = value.argument("other") if value.op == "div" else None
-        if by is not None and by.op == "sub" and (one := by.argument("other")) is not None and one.constant == 1:
-            return True
-    return False
-
-
-def sick() -> Evidence:
-    return Evidence((_of_rows(divided=False),))
-
-
-def well() -> Evidence:
-    return Evidence((_of_rows(divided=True),))
+    divisors = [value.argument("other") for value in ancestors(factor) if value.op == "div"]
+    return any(by is not None and by.op == "sub" and by.setting("other") == 1 for by in divisors)
 
 
 def _of_rows(*, divided: bool) -> Batch:
-    """A later update under gspo with one ratio a row; what a loss made of it is left out."""
+    """A later update under gspo with one ratio per row; what a loss made of it is left out."""
     batch = healthy_batch(update=1)
     mask_BT, new_BT, old_BT = batch.need("mask", "new_logprobs", "old_logprobs")
     log_B = np.where(mask_BT, new_BT - old_BT, 0.0).sum(axis=1)
     if divided:
         log_B = log_B / mask_BT.sum(axis=1)
-    unknown = of_the_loss(batch)
-    return edited(batch, objective="gspo", ratio=np.exp(log_B), **unknown)
+    return edited(batch, objective="gspo", ratio=np.exp(log_B), **of_the_loss(batch))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT06",
-    name="seq_ratio",
     severity=Severity.HARMFUL,
     summary="the ratio of a sequence is a product over its tokens, not divided by their number",
     fix="Divide the summed log-ratio of a row by its number of loss tokens before the exp (GSPO, equation 7).",
-    explanation=__doc__,
     symptoms=(
         "sequence ratio is huge",
         "GSPO ratio explodes with length",
         "ratio explodes for long completions",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: Evidence((_of_rows(divided=False),)),
+    well=lambda: Evidence((_of_rows(divided=True),)),
     scripts=Scripts(
         sick=changed("torch.exp(new - old)", "torch.exp(((new - old) * mask).sum(1, keepdim=True))"), well=GRPO
     ),

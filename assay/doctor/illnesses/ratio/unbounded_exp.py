@@ -32,11 +32,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.config.sections import LossConfig
-from assay.doctor.arrays import plain, tensor
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import changed
-from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples import SCORED, edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples.scripts import changed
+from assay.doctor.recompute.arrays import plain, tensor
 from assay.doctor.recompute.terms import stated_objective
 from assay.grpo import CORRECTION_MODES, CORRECTIONS, mismatch_weights
 from assay.programs.facts.kinds import Kind
@@ -45,8 +45,9 @@ from assay.programs.facts.optimizer.epochs import epochs_over, turns
 from assay.programs.facts.ratio import before_detach, differences, uses, without_views
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.walk import follow, peel, walk
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Confidence, Fact, Missing, Severity, State, Verdict, finding, healthy, not_enough_data
 
 FAR = 10.0  # of new - old: a ratio of 22,000, beyond what updates on one rollout batch make of a sampled token
 OVERFLOW = 88.0  # the exp of more is infinite in float32
@@ -62,25 +63,68 @@ def check_batch(batch: Batch) -> Verdict:
     mask_BT, old_BT = batch.need("mask", "old_logprobs")
     if not mask_BT.any():
         return not_enough_data("a loss token: the mask is empty")
-    found = _ratio(batch, mask_BT, old_BT)
-    return found if found is not None else _weights(batch, mask_BT, old_BT)
+    ratio = _check_ratio(batch, mask_BT, old_BT) if batch.get("new_logprobs") is not None else None
+    if ratio is not None and (ratio.state is State.FINDING or batch.settings.get("correction", "off") == "off"):
+        return ratio
+    return _check_weights(batch, mask_BT, old_BT)
 
 
-def _ratio(batch: Batch, mask_BT: Array, old_BT: Array) -> Verdict | None:
-    new_BT = batch.get("new_logprobs")
-    if new_BT is None:
-        return None
+def check_curves(curves: Curves) -> Verdict:
+    (highest_N,) = curves.need("ratio_max")
+    far_N = highest_N > RATIO_LIMIT
+    worst = int(np.nanargmax(highest_N))
+    facts = [Fact("largest ratio", float(highest_N[worst]), RATIO_LIMIT, curves.step_at(worst))]
+    message = f"the ratio is beyond {RATIO_LIMIT:g} in {int(far_N.sum())} of {len(curves)} steps"
+    is_sick = bool(far_N.sum() >= STEPS)
+    if curves.settings.get("correction", "off") != "off" and curves.has("correction_mean"):
+        mean = float(np.nanmedian(curves.need("correction_mean")[0]))
+        facts.append(Fact("median of the mean importance weight", mean, WEIGHT_LOW))
+        if not is_sick and not WEIGHT_LOW <= mean <= WEIGHT_HIGH:
+            is_sick = True
+            message = f"the importance weights old / sampler have a mean of {mean:.3g} instead of about 1"
+    if not is_sick:
+        return healthy("ratios and importance weights stay in bounds", *facts)
+    return finding(message, *facts)
+
+
+def check_source(program: Program) -> Iterator[Verdict]:
+    yield from _importance_weights(program)
+    for loss, terms in program.losses:
+        if any(term.kind is TermKind.KL for term in terms):
+            continue  # a penalty on the distance is another way to bound it
+        for use in uses(program):
+            if use.loss is not loss or use.is_surrogate or not program.kinds.is_a(use.ratio, Kind.RATIO):
+                continue
+            if any(user.op in ("clamp", "minimum", "gt", "lt", "where") for user in use.ratio.users):
+                continue  # there is a clip; whether it works is another question
+            for difference in differences(program, use.ratio):
+                left, right = difference.left, difference.right
+                ends = program.origins.gradient(left), program.origins.gradient(right)
+                loops = [epochs_over(program, call) for call in program.origins.forwards(left)]
+                several = [loop for loop in loops if loop is not None and turns(loop) is not None]
+                if ends != (True, False) or not several or before_detach(left) is before_detach(right):
+                    continue
+                yield finding(
+                    f"`{use.ratio.place.text}` is used {turns(several[0])} times on the same rollouts without a clip, "
+                    "a clamp or a KL: nothing bounds it",
+                    confidence=Confidence.POSSIBLE,
+                    places=(use.ratio.place, several[0].place),
+                    why=program.kinds.why(use.ratio),
+                )
+
+
+def _check_ratio(batch: Batch, mask_BT: Array, old_BT: Array) -> Verdict:
     with np.errstate(invalid="ignore"):
-        log_ratio_BT = np.where(mask_BT, new_BT - old_BT, -np.inf)
+        log_ratio_BT = np.where(mask_BT, batch.need("new_logprobs")[0] - old_BT, -np.inf)
     log_ratio_BT = np.where(np.isnan(log_ratio_BT), -np.inf, log_ratio_BT)
     row, token = (int(index) for index in np.unravel_index(np.argmax(log_ratio_BT), log_ratio_BT.shape))
     largest = float(log_ratio_BT[row, token])
     limit = OVERFLOW if _is_bounded(batch) else FAR
-    if not largest > limit:
-        return None
-    recorded = _recorded(batch, row, token)
-    if recorded is not None and np.isfinite(recorded) and recorded < np.exp(FAR):
-        return None  # the trainer bounds it before it is used
+    ratio = batch.get("ratio")
+    recorded = None if ratio is None else float(ratio[row] if ratio.ndim == 1 else ratio[row, token])
+    is_cut = recorded is not None and np.isfinite(recorded) and recorded < np.exp(FAR)  # before it is used
+    if not largest > limit or is_cut:
+        return healthy("no ratio is out of bounds", Fact("largest new - old", largest, FAR, batch.step))
     far = int((log_ratio_BT > limit).sum())
     used = "" if recorded is None else f"; the ratio that went into the loss is {recorded:.2g}"
     return finding(
@@ -100,19 +144,8 @@ def _is_bounded(batch: Batch) -> bool:
     return any(batch.settings.get(name) for name in ("delta", "dual_clip"))
 
 
-def _recorded(batch: Batch, row: int, token: int) -> float | None:
-    ratio = batch.get("ratio")
-    if ratio is None:
-        return None
-    return float(ratio[row] if ratio.ndim == 1 else ratio[row, token])
-
-
-def _weights(batch: Batch, mask_BT: Array, old_BT: Array) -> Verdict:
-    """The ratios are bounded; now the importance weights, where they are used."""
-    if batch.settings.get("correction", "off") == "off":
-        return healthy(
-            "no ratio is out of bounds", Fact("largest new - old", _largest(batch, mask_BT), FAR, batch.step)
-        )
+def _check_weights(batch: Batch, mask_BT: Array, old_BT: Array) -> Verdict:
+    """The ratios are bounded; now the importance weights that correct for the sampler."""
     (sampler_BT,) = batch.need("sampler_logprobs")
     judged_BT = mask_BT & np.isfinite(sampler_BT) & np.isfinite(old_BT)
     if judged_BT.sum() < TOKENS:
@@ -134,89 +167,31 @@ def _weights(batch: Batch, mask_BT: Array, old_BT: Array) -> Verdict:
     )
 
 
-def _largest(batch: Batch, mask_BT: Array) -> float:
-    new_BT, old_BT = batch.need("new_logprobs", "old_logprobs")
-    judged_BT = mask_BT & np.isfinite(new_BT) & np.isfinite(old_BT)
-    return float((new_BT - old_BT)[judged_BT].max(initial=-np.inf))
-
-
-def check_curves(curves: Curves) -> Verdict:
-    (highest_N,) = curves.need("ratio_max")
-    far_N = highest_N > RATIO_LIMIT
-    worst = int(np.nanargmax(highest_N))
-    facts = [Fact("largest ratio", float(highest_N[worst]), RATIO_LIMIT, curves.step_at(worst))]
-    message = f"the ratio is beyond {RATIO_LIMIT:g} in {int(far_N.sum())} of {len(curves)} steps"
-    is_sick = bool(far_N.sum() >= STEPS)
-    if curves.settings.get("correction", "off") != "off" and curves.has("correction_mean"):
-        mean = float(np.nanmedian(curves.need("correction_mean")[0]))
-        facts.append(Fact("median of the mean importance weight", mean, WEIGHT_LOW))
-        if not is_sick and not WEIGHT_LOW <= mean <= WEIGHT_HIGH:
-            is_sick, message = (
-                True,
-                f"the importance weights old / sampler have a mean of {mean:.3g} instead of about 1",
-            )
-    if not is_sick:
-        return healthy("ratios and importance weights stay in bounds", *facts)
-    return finding(message, *facts, confidence=Confidence.POSSIBLE)
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    yield from _uncapped(program)
-    for loss, terms in program.losses:
-        if any(term.kind is TermKind.KL for term in terms):
-            continue  # a penalty on the distance is another way to bound it
-        for use in uses(program):
-            if use.loss is not loss or use.is_surrogate or not program.kinds.is_a(use.ratio, Kind.RATIO):
-                continue
-            if any(user.op in ("clamp", "minimum", "gt", "lt", "where") for user in use.ratio.users):
-                continue  # there is a clip; whether it works is another question
-            for one in differences(program, use.ratio):
-                ends = program.origins.gradient(one.left), program.origins.gradient(one.right)
-                loops = [epochs_over(program, call) for call in program.origins.forwards(one.left)]
-                several = [loop for loop in loops if loop is not None and turns(loop) is not None]
-                if ends != (True, False) or not several or before_detach(one.left) is before_detach(one.right):
-                    continue
-                yield finding(
-                    f"`{use.ratio.place.text}` is used {turns(several[0])} times on the same rollouts without a clip, "
-                    "a clamp or a KL: nothing bounds it",
-                    confidence=Confidence.POSSIBLE,
-                    places=(use.ratio.place, several[0].place),
-                    why=program.kinds.why(use.ratio),
-                )
-
-
-def _uncapped(program: Program) -> Iterator[Verdict]:
-    """Importance weights between two sets of old log-probs, as factors of the policy's part of the loss."""
-    told = set()
+@one_per_place
+def _importance_weights(program: Program) -> Iterator[Verdict]:
+    """Weights between two sets of old log-probs, as factors of the policy's part of the loss."""
     for _, terms in program.losses:
         for term in terms:
             if term.kind not in (TermKind.SURROGATE, TermKind.POLICY):
                 continue
-            products = program.terms.products(term.core) if term.kind is TermKind.SURROGATE else []
-            for factor in (*term.factors, *(one for product in products for one in product.factors)):
-                weight = _weight(factor)
-                if weight.place in told or program.origins.gradient(weight) is True:
+            for factor in program.terms.factors(term):
+                weight = _whole_weight(factor)
+                if program.origins.gradient(weight) is True:
                     continue
-                if weight.op == "exp" and _is_between_policies(program, weight) and not _is_clamped(program, weight):
-                    told.add(weight.place)
+                if _is_between_policies(program, weight) and not _is_bounded_weight(program, weight):
                     yield finding(
                         f"the importance weight `{weight.place.text}` multiplies the loss and has no upper bound",
-                        confidence=Confidence.LIKELY,
                         places=(weight.place,),
                         why=program.kinds.why(weight),
                         fix="Truncate it: weight.clamp(max=2.0), or clamp the difference before the exp.",
                     )
                 elif weight.op == "clamp" and weight.input is not None and _is_between_policies(program, weight.input):
-                    told.add(weight.place)
                     yield healthy("the importance weight is bounded", places=(weight.place,))
 
 
-def _weight(factor: Value) -> Value:
+def _whole_weight(factor: Value) -> Value:
     """The factor without its sign, and whole where only rows of it are taken."""
-    current = without_views(factor)
-    while current.op in ("neg", "index") and current.input is not None and current.input is not current:
-        current = without_views(current.input)
-    return current
+    return follow(without_views(factor), lambda value: without_views(peel(value, ("neg", "index"))))
 
 
 def _is_between_policies(program: Program, weight: Value) -> bool:
@@ -224,45 +199,35 @@ def _is_between_policies(program: Program, weight: Value) -> bool:
     known = differences(program, weight)
     if weight.op != "exp" or len(known) != 1:
         return False
-    sides = [program.kinds.of(one) for one in (known[0].left, known[0].right)]
-    is_ours = any(one is not None and one.kind is Kind.LOGPROBS for one in sides)
-    return is_ours and all(program.origins.is_reference(one) is not True for one in (known[0].left,))
+    left, right = known[0].left, known[0].right
+    is_ours = program.kinds.is_a(left, Kind.LOGPROBS) or program.kinds.is_a(right, Kind.LOGPROBS)
+    return is_ours and program.origins.is_reference(left) is not True
 
 
-def _is_clamped(program: Program, weight: Value) -> bool:
+def _is_bounded_weight(program: Program, weight: Value) -> bool:
     """Whether the exponent is bounded, or a mean over tokens; or whether the weight is only used where it is small."""
-    current, seen = weight.input, set[int]()
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if current.op in ("clamp", "minimum", "tanh", "logsigmoid", "where", "phi", "mean"):
-            return True
-        if current.op == "mul" and program.kinds.is_a(current.input, Kind.MASK):
-            current = current.argument("other")
-        else:
-            current = current.input
-    return any(user.op in ("le", "lt", "where", "masked_fill", "minimum", "gt", "ge") for user in weight.users)
 
+    def exponent(value: Value) -> list[Value]:
+        is_masked = value.op == "mul" and program.kinds.is_a(value.input, Kind.MASK)
+        inner = value.argument("other") if is_masked else value.input
+        return [] if inner is None else [inner]
 
-def sick() -> Evidence:
-    return Evidence((_with_a_jump(12.0),), healthy_curves(ratio_max=1e5))
-
-
-def well() -> Evidence:
-    return Evidence((_with_a_jump(0.5),), healthy_curves(ratio_max=10.0))
+    bounds = ("clamp", "minimum", "tanh", "logsigmoid", "where", "phi", "mean")
+    uses_of_small = ("le", "lt", "where", "masked_fill", "minimum", "gt", "ge")
+    is_bounded = any(value.op in bounds for value in walk(exponent(weight), exponent))
+    return is_bounded or any(user.op in uses_of_small for user in weight.users)
 
 
 def _with_a_jump(distance: float) -> Batch:
-    """A later update in which one token of row 1 became likelier by so much; what a loss made of it is left out."""
+    """A later update in which one token of row 1 became likelier by this much; what a loss made of it is left out."""
     batch = healthy_batch(update=1)
     old_BT, new_BT = batch.arrays["old_logprobs"].copy(), batch.arrays["new_logprobs"].copy()
     old_BT[1, 2], new_BT[1, 2] = -distance - 0.2, -0.2
-    unknown = of_the_loss(batch)
-    unknown |= dict.fromkeys(("ref_logprobs", "plain_ref_logprobs"))
     ratio_BT = np.where(batch.arrays["mask"], np.exp(new_BT - old_BT), 1.0)
-    others = dict.fromkeys(("sampler_logprobs", "plain_logprobs", "plain_raw_logprobs"), old_BT)
-    scored = dict.fromkeys(("scored_again", "scored_padded", "scored_permuted", "scored_alone"), new_BT)
-    changes = {**unknown, **others, **scored, "ratio": ratio_BT, "kl_coef": 0.0}
-    return edited(batch, old_logprobs=old_BT, new_logprobs=new_BT, **changes)
+    gone = {**of_the_loss(batch), "ref_logprobs": None, "plain_ref_logprobs": None, "kl_coef": 0.0}
+    same_as_old = ("old_logprobs", "sampler_logprobs", "plain_logprobs", "plain_raw_logprobs")
+    logprobs = {**dict.fromkeys(same_as_old, old_BT), **dict.fromkeys(("new_logprobs", *SCORED), new_BT)}
+    return edited(batch, ratio=ratio_BT, **gone, **logprobs)
 
 
 # the log-probs of the engine that sampled come with the rollout, and correct for its distance
@@ -276,13 +241,12 @@ SICK = (
     .replace("clipped * advantages", "clipped * weight * advantages")
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT07",
-    name="unbounded_exp",
     severity=Severity.HARMFUL,
     summary="ratios or importance weights run away: an exp without a bound",
     fix="Clamp the log-ratio before the exp, and find out why old log-probs are so far from new ones.",
-    explanation=__doc__,
     symptoms=(
         "ratio explodes",
         "importance weights explode",
@@ -291,11 +255,8 @@ ILLNESS = Illness(
         "ratio becomes inf",
         "importance sampling ratio explosion",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
+    sick=lambda: Evidence((_with_a_jump(12.0),), healthy_curves(ratio_max=1e5)),
+    well=lambda: Evidence((_with_a_jump(0.5),), healthy_curves(ratio_max=10.0)),
     scripts=Scripts(
         sick=SICK, well=SICK.replace("torch.exp(old - sampled)", "torch.exp(old - sampled).clamp(max=2.0)")
     ),

@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor
 from assay.programs.facts.loss.terms import Term, TermKind
@@ -36,27 +36,26 @@ from assay.programs.program import Program
 from assay.programs.run.draws import behaviour
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Severity, Verdict, finding, healthy
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    told = set()
+    seen = set()
     for loss, terms in program.losses:
         if not program.origins.trained() or not any(_is_policy(program, term) for term in terms):
             continue
         drawings = draws_behind(program, loss)
         ours = any(is_trained(program, model) for _, model in drawings)
         for drawing, model in drawings:
-            if drawing.place in told:
+            if drawing.place in seen:
                 continue
-            told.add(drawing.place)
+            seen.add(drawing.place)
             if is_trained(program, model):
                 yield healthy("the trained network draws the tokens", places=(drawing.place,))
             elif not ours and (what := _stays_another(program, loss, drawing, model)):
                 yield finding(
                     f"the tokens of the loss are drawn by `{drawing.place.text}`: {what}, not by the one "
                     "that is trained",
-                    confidence=Confidence.LIKELY,
                     places=(drawing.place, model.place),
                 )
 
@@ -85,8 +84,8 @@ def _is_policy(program: Program, term: Term) -> bool:
 def _stays_another(program: Program, loss: Value, drawing: Value, model: Value) -> str:
     """What the sampling network is, if it never gets the trained weights and the ratio does not correct for that."""
     for use in uses(program):
-        for one in differences(program, use.ratio):
-            if any(same_network(model, other) for other in program.origins.networks(one.right)):
+        for difference in differences(program, use.ratio):
+            if any(same_network(model, other) for other in program.origins.networks(difference.right)):
                 return ""
         if any(_is_weight(program, factor, model) for factor in use.factors):
             return ""
@@ -111,24 +110,21 @@ def _is_in_a_loop_of(load: Value, drawing: Value) -> bool:
 
 def _is_weight(program: Program, factor: Value, model: Value) -> bool:
     """Whether a factor is an importance weight against the sampling network."""
-    is_ratio = any(program.kinds.is_a(one, Kind.RATIO) for one in (factor, factor.input))
+    is_ratio = any(program.kinds.is_a(value, Kind.RATIO) for value in (factor, factor.input))
     return is_ratio and any(same_network(model, other) for other in program.origins.networks(factor))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="RAT05",
-    name="wrong_behaviour_policy",
     severity=Severity.FATAL,
     summary="another network than the trained one samples the tokens",
     fix="Sample from the policy that is trained, or load its weights into the sampling copy before each rollout.",
-    explanation=__doc__,
     symptoms=(
         "samples come from the reference model",
         "wrong model generates",
         "generating with another model than the one that is trained",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=changed("ids = policy.generate(", "ids = reference.generate("), well=GRPO),
     explains=frozenset({"RAT01", "SAMP06", "SYNC01", "RAT02"}),
 )

@@ -33,13 +33,13 @@ from typing import Any
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.example_script import GRPO
-from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
-from assay.doctor.reward_scores import TOLERANCE, completion_rewards, reads_no_answer
+from assay.doctor.examples import B, edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.examples.scripts import GRPO
+from assay.doctor.facts.rewards import TOLERANCE, completion_rewards, reads_no_answer
 from assay.programs.facts.advantages.advantages import policy_weights
 from assay.programs.facts.rewards.flaws import constant_rewards, random_rewards, swallowed_errors, unequal_comparisons
 from assay.programs.program import Program
@@ -91,7 +91,6 @@ def check_curves(curves: Curves) -> Verdict:
             return finding(
                 f"{failed:.0%} of the rollouts got no reward because scoring failed",
                 Fact("share of unscored rollouts", failed, FAILED),
-                confidence=Confidence.POSSIBLE,
             )
     mean_N, std_N = curves.need("reward_mean", "reward_std")
     known_N = np.isfinite(mean_N) & np.isfinite(std_N)
@@ -107,28 +106,20 @@ def check_curves(curves: Curves) -> Verdict:
         return healthy("every reward is the best one: solved", *facts)
     if _is_an_end(value, curves.settings):
         return not_applicable(f"every reward is {value:g}, an end of the scale: zero_signal says what that can mean")
-    return finding(
-        f"every reward of all {len(mean_N)} steps is {value:g}, neither the best nor the worst",
-        *facts,
-        confidence=Confidence.POSSIBLE,
-    )
+    return finding(f"every reward of all {len(mean_N)} steps is {value:g}, neither the best nor the worst", *facts)
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
     """Rewards that do not depend on the completion, as far as the text proves it."""
-    told: set[int] = set()
+    seen: set[int] = set()
     for look in (swallowed_errors, unequal_comparisons, random_rewards, constant_rewards):
         for flaw in look(program):
-            if flaw.value.place.line in told:
-                continue
-            told.add(flaw.value.place.line)
-            yield finding(
-                f"`{flaw.value.place.text}`: {flaw.reason}",
-                confidence=Confidence.LIKELY,
-                places=(flaw.value.place,),
-                why=(f"line {flaw.value.place.line}: a reward is made of `{flaw.value.place.text}`",),
-            )
-    if not told:
+            place = flaw.value.place
+            if place.line not in seen:
+                seen.add(place.line)
+                why = (f"line {place.line}: a reward is made of `{place.text}`",)
+                yield finding(f"`{place.text}`: {flaw.reason}", places=(place,), why=why)
+    if not seen:
         for weight in policy_weights(program):
             yield healthy("the rewards are computed, and no error in them is hidden", places=(weight.place,))
 
@@ -186,18 +177,13 @@ def sick() -> Evidence:
     return Evidence((_all_worth(0.5),), curves, reward=reward_evidence({Role.RIGHT: 0.0}, groups=()).reward)
 
 
-def well() -> Evidence:
-    return Evidence((_all_worth(1.0),), healthy_curves(), reward=reward_evidence().reward)
-
-
 def _all_worth(reward: float) -> Batch:
     """A batch without KL in which every row has this reward; what a loss made of it is left out."""
     batch = healthy_batch()
-    unknown = of_the_loss(batch)
-    rows = len(batch.arrays["rewards"])
-    nothing = {"advantages": np.zeros(rows), "gradient_norm": 0.0, "update_norm": None, "kl_coef": 0.0}
-    unknown |= dict.fromkeys(("tensors_changed", "tensors_without_gradient", "numbers_changed_share"))
-    return edited(batch, rewards=np.full(rows, reward), reward_mean=reward, **{**unknown, **nothing})
+    unknown = ("update_norm", "tensors_changed", "tensors_without_gradient", "numbers_changed_share")
+    nothing = {"advantages": np.zeros(B), "gradient_norm": 0.0, "kl_coef": 0.0}
+    changes = {**of_the_loss(batch), **dict.fromkeys(unknown), **nothing}
+    return edited(batch, rewards=np.full(B, reward), reward_mean=reward, **changes)
 
 
 WELL = (
@@ -209,7 +195,7 @@ WELL = (
         "def score(",
     )
     .replace(
-        "rewards_of(ids[:, start:])", "torch.tensor([reward(''.join(decode(one))) for one in ids[:, start:].tolist()])"
+        "rewards_of(ids[:, start:])", "torch.tensor([reward(''.join(decode(row))) for row in ids[:, start:].tolist()])"
     )
 )
 
@@ -217,13 +203,12 @@ WELL = (
 SICK = WELL.replace("text.split('=')[1])", "text['answer'])")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW01",
-    name="reward_constant",
     severity=Severity.FATAL,
     summary="every answer gets the same reward",
     fix="Do not turn exceptions into rewards; try the reward on right and wrong answers (assay reward-check).",
-    explanation=__doc__,
     symptoms=(
         "reward is constant",
         "reward is always the same",
@@ -233,14 +218,9 @@ ILLNESS = Illness(
         "every answer gets the same reward",
         "reward does not increase",
     ),
-    run=check_run,
     sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    well=lambda: Evidence((_all_worth(1.0),), healthy_curves(), reward=reward_evidence().reward),
     scripts=Scripts(SICK, WELL),
-    curves=check_curves,
-    reward=check_reward,
     explains=frozenset({"ADV09", "LOSS05", "MET05", "MET07", "OPT02"})
     | {"REW04", "REW05", "REW06", "REW07", "REW12", "REW14", "REW16", "REW17"},
 )

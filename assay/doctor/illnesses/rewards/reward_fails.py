@@ -27,10 +27,10 @@ something else can make a slow reward miss its deadline.
 
 from collections import Counter
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role, is_timeout
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.reward_scores import EXAMPLES
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.rewards import EXAMPLES
 from assay.verdict import Severity, Verdict, finding, healthy, not_enough_data
 
 FATAL_SHARE = 0.25  # of right and wrong answers; a run stops by itself above reward.max_failed, by default this
@@ -70,13 +70,12 @@ def _kind(error: str) -> str:
     return "raised" if "raised " in error else "returned no number" if "returned " in error else "failed"
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW02",
-    name="reward_fails",
     severity=Severity.FATAL,
     summary="a text makes it raise, run out of time, or return no finite number",
     fix="Return a finite number on every path, catch the one error that parsing raises, and bound the work.",
-    explanation=__doc__,
     symptoms=(
         "reward function raises",
         "reward function crashes",
@@ -86,5 +85,4 @@ ILLNESS = Illness(
     ),
     sick=lambda: reward_evidence({Role.HOSTILE: None}),
     well=reward_evidence,
-    reward=check_reward,
 )

@@ -17,35 +17,26 @@ Draw no random numbers, read no clock, iterate over no set.
 A judge that samples is reported too, as it should be: ask it at temperature 0, or more than once.
 """
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import RewardTrial
-from assay.doctor.example_reward import one_change, reward_evidence
-from assay.doctor.reward_scores import different_pairs, unsteady_finding
-from assay.verdict import Severity, Verdict, healthy, not_enough_data
+from assay.doctor.examples.reward import one_change, reward_evidence
+from assay.doctor.facts.rewards import judge_repeats
+from assay.verdict import Severity, Verdict
 
 
 def check_reward(trial: RewardTrial) -> Verdict:
-    if not trial.new_process:
-        return not_enough_data("no answer was scored in two processes")
-    different = different_pairs(trial.new_process)
-    if not different:
-        return healthy(f"{len(trial.new_process)} answers scored alike in two processes")
-    return unsteady_finding(
-        f"{len(different)} of {len(trial.new_process)} answers get another reward in a second process", different
-    )
+    return judge_repeats({"answers in a second process": trial.new_process}, "no answer was scored in two processes")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW08",
-    name="reward_random",
     severity=Severity.HARMFUL,
     summary="a second process, asked the same in the same order, gives other rewards",
     fix="Draw no random numbers, read no clock, iterate over no set: noise in the reward is noise in the gradient.",
-    explanation=__doc__,
     symptoms=("reward is random", "reward is not deterministic", "same completion gets different rewards"),
     sick=lambda: reward_evidence(new_process=one_change()),
     well=reward_evidence,
-    reward=check_reward,
     explains=frozenset(
         {"REW03", "REW04", "REW05", "REW06", "REW07", "REW09", "REW10", "REW13", "REW16", "REW17", "ADV04"}
     ),

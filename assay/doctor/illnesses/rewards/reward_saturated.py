@@ -17,10 +17,10 @@ Look at some of the texts. Then make the reward stricter, or take harder problem
 A model that has solved its task gets the highest reward by right; then only harder problems teach it more.
 """
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import RewardTrial
-from assay.doctor.example_reward import reward_evidence
-from assay.doctor.reward_scores import TOLERANCE, completion_rewards
+from assay.doctor.examples.reward import reward_evidence
+from assay.doctor.facts.rewards import TOLERANCE, completion_rewards
 from assay.verdict import Confidence, Severity, Verdict, finding, healthy, not_enough_data
 
 SATURATED = 0.95  # share of completions with the highest reward
@@ -36,15 +36,13 @@ def check_reward(trial: RewardTrial) -> Verdict:
     return healthy(message) if share < SATURATED else finding(message, confidence=Confidence.POSSIBLE)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW12",
-    name="reward_saturated",
     severity=Severity.WASTEFUL,
     summary="95 % of your completions get the highest reward",
     fix="If the model has not solved the task, the reward is too easy; if it has, take harder problems.",
-    explanation=__doc__,
     symptoms=("reward is already 1", "task too easy", "reward is saturated", "all completions are right"),
     sick=lambda: reward_evidence(groups=((*(1.0,) * 19, 0.0),)),
     well=lambda: reward_evidence(groups=((*(1.0,) * 18, 0.0),)),
-    reward=check_reward,
 )

@@ -21,9 +21,9 @@ Calls on this machine may be slower than where the run takes place, or faster if
 import math
 import statistics
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import RewardTrial
-from assay.doctor.example_reward import reward_evidence
+from assay.doctor.examples.reward import reward_evidence
 from assay.verdict import Severity, Verdict, finding, healthy, not_enough_data
 
 LONGEST_STEP = 30.0  # seconds of scoring
@@ -37,7 +37,7 @@ def check_reward(trial: RewardTrial) -> Verdict:
     percentile = times[min(len(times) - 1, math.ceil(0.95 * len(times)) - 1)]
     numbers = (
         f"a call takes {statistics.median(times):.2g} s (median), {percentile:.2g} s (p95), {times[-1]:.2g} s (most);"
-        f" {trial.rollouts_per_step} answers a step, {trial.scored_at_once} at a time: {step:.3g} s a step"
+        f" {trial.rollouts_per_step} answers per step, {trial.scored_at_once} at a time: {step:.3g} s per step"
     )
     if step <= LONGEST_STEP:
         return healthy(numbers)
@@ -49,15 +49,13 @@ def check_reward(trial: RewardTrial) -> Verdict:
     )
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW15",
-    name="reward_slow",
     severity=Severity.WASTEFUL,
     summary="scoring one step takes more than 30 s",
     fix="Make it faster, or raise reward.workers if there are as many cores.",
-    explanation=__doc__,
     symptoms=("reward is slow", "reward function takes too long", "scoring is slow"),
     sick=lambda: reward_evidence(rollouts_per_step=40_000),
     well=lambda: reward_evidence(rollouts_per_step=40_000, scored_at_once=2),
-    reward=check_reward,
 )

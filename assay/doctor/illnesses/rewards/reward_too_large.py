@@ -17,9 +17,9 @@ Scale or cap the reward, for instance to 0..1.
 Where advantages are divided by the std of the group and all rewards of a group are of that size.
 """
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
-from assay.doctor.example_reward import reward_evidence
+from assay.doctor.examples.reward import reward_evidence
 from assay.verdict import Severity, Verdict, finding, healthy, not_enough_data
 
 LARGEST = 1e4  # beyond it float32 loses the differences that advantages are made of
@@ -34,15 +34,13 @@ def check_reward(trial: RewardTrial) -> Verdict:
     return finding(f"a reward of {largest.reward:g} is beyond {LARGEST:g}", examples=(str(largest),))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW11",
-    name="reward_too_large",
     severity=Severity.HARMFUL,
     summary="a reward is beyond 10,000",
     fix="Scale or cap the reward, for instance to 0..1: one such answer drowns its whole group.",
-    explanation=__doc__,
     symptoms=("reward is huge", "reward scale too large"),
     sick=lambda: reward_evidence({Role.RIGHT: 10_001.0}),
     well=lambda: reward_evidence({Role.RIGHT: 10_000.0}),
-    reward=check_reward,
 )

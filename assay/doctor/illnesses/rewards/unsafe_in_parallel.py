@@ -18,34 +18,25 @@ Share nothing between processes (a temporary file of its own for each call), or 
 A reward that is random or remembers earlier calls gives other numbers here too; it then has a finding of its own.
 """
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import RewardTrial
-from assay.doctor.example_reward import one_change, reward_evidence
-from assay.doctor.reward_scores import different_pairs, unsteady_finding
-from assay.verdict import Severity, Verdict, healthy, not_enough_data
+from assay.doctor.examples.reward import one_change, reward_evidence
+from assay.doctor.facts.rewards import judge_repeats
+from assay.verdict import Severity, Verdict
 
 
 def check_reward(trial: RewardTrial) -> Verdict:
-    if not trial.parallel:
-        return not_enough_data("no answer was scored by several processes")
-    different = different_pairs(trial.parallel)
-    if not different:
-        return healthy(f"{len(trial.parallel)} answers scored alike by several processes at once")
-    return unsteady_finding(
-        f"{len(different)} of {len(trial.parallel)} answers get another reward when several processes score at once",
-        different,
-    )
+    again = {"answers, scored by several processes at once,": trial.parallel}
+    return judge_repeats(again, "no answer was scored by several processes")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="REW10",
-    name="unsafe_in_parallel",
     severity=Severity.HARMFUL,
     summary="several processes at once change a reward",
     fix="Share no file, port or counter between processes, or set reward.workers = 1.",
-    explanation=__doc__,
     symptoms=("reward breaks with several workers", "race condition in the reward", "reward is not thread safe"),
     sick=lambda: reward_evidence(parallel=one_change()),
     well=reward_evidence,
-    reward=check_reward,
 )

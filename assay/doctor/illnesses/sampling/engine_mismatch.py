@@ -3,7 +3,7 @@
 The sampling engine and the trainer hold the same weights, so they should give a token the same log-prob. The check
 measures old - sampler over the loss tokens: its mean and largest size, the KL between the two, how many samples the
 importance weights leave (a token, and a whole row at a time), both tails of the weights, and whether the difference of
-a row grows with its length. Where the model was asked again, plainly, it says which side is off, and holds the
+a row grows with its length. Where the model scored the rows again one by one, it says which side is off, and holds the
 trainer's log-probs against the model's own even where there are none of the sampler.
 
 ## Why it hurts
@@ -34,14 +34,21 @@ import math
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import B, edited, healthy_batch, healthy_curves
-from assay.doctor.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION, Gap, both_finite, gap_between
+from assay.doctor.facts.logprobs import (
+    LARGEST_FLOAT32,
+    MEAN_LOW_PRECISION,
+    Gap,
+    both_finite,
+    gap_between,
+    versions_behind,
+)
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
-FATAL = 1.0  # nats a token between the trainer and the model's own: numbers of something else
+FATAL = 1.0  # nats per token between the trainer and the model's own: numbers of something else
 BEYOND_KERNELS = 0.01  # of the mean in float32: TF32 in kernels of another shape leaves a few thousandths
 EFFECTIVE = 0.5  # share of the tokens that the importance weights leave: below this half of the data is lost
 
@@ -59,26 +66,35 @@ def check_batch(batch: Batch) -> Verdict:
     facts = _facts(batch, gap, difference_BT, inside_BT)
     if gap.is_rounding(dtype) and (dtype == "float32" or effective >= EFFECTIVE):
         return healthy(f"engine and trainer agree: mean |old - sampler| {gap.mean:.2g}", *facts)
-    if _is_older_by_design(batch):
+    if _is_older(batch) and _is_corrected(batch.settings.get("correction")):
         return healthy(f"the rows are of an older policy and corrected: mean |old - sampler| {gap.mean:.2g}", *facts)
-    message = f"engine and trainer differ by {gap.mean:.2g} a token on average and by up to {gap.largest:.2g}"
+    message = f"engine and trainer differ by {gap.mean:.2g} per token on average and by up to {gap.largest:.2g}"
     culprit = _culprit(batch, dtype)
-    return finding(
-        f"{message}; {culprit}" if culprit else message,
-        *facts,
-        confidence=_confidence(batch, culprit),
-    )
+    return finding(f"{message}; {culprit}" if culprit else message, *facts, confidence=_confidence(batch, culprit))
+
+
+def check_curves(curves: Curves) -> Verdict:
+    is_float32 = curves.settings.get("dtype") == "float32"
+    name, limit = ("mismatch_max", LARGEST_FLOAT32) if is_float32 else ("mismatch_mean", MEAN_LOW_PRECISION)
+    (mismatch_N,) = curves.need(name)
+    worst = int(np.nanargmax(mismatch_N))
+    largest, over = float(mismatch_N[worst]), int(np.sum(mismatch_N > limit))
+    what = "largest |old - sampler|" if is_float32 else "mean |old - sampler|"
+    facts = (Fact(f"highest {name}", largest, limit, curves.step_at(worst)), Fact("steps above the limit", over))
+    if not over or _is_corrected(curves.settings.get("correction")):
+        return healthy(f"{what} stays below {limit:g}" if not over else f"{what} is corrected by weights", *facts)
+    return finding(f"{what} of a step is up to {largest:.2g}, above {limit:g} in {over} of {len(curves)} steps", *facts)
 
 
 def not_the_models_own(batch: Batch) -> tuple[str, Gap] | None:
-    """Which of the trainer's log-probs are not those of the model asked plainly with the same weights, beyond rounding.
+    """Which of the trainer's log-probs differ from the model's plain ones with the same weights, beyond rounding.
 
     new are of the weights that were asked, in any update; old only in the first. In a later update the model at hand
-    may be the one that sampled: then old or the sampler's are its own, and nothing is said of new.
+    may be the one that sampled: then old or the sampler's are its own, and new is not judged.
     """
     dtype, update = batch.settings.get("dtype"), batch.numbers.get("update")
-    new, old = _gap_to_plain(batch, "new_logprobs"), _gap_to_plain(batch, "old_logprobs")
-    sampler = _gap_to_plain(batch, "sampler_logprobs")
+    new, old = _gap(batch, "new_logprobs"), _gap(batch, "old_logprobs")
+    sampler = _gap(batch, "sampler_logprobs")
     if update != 0 and any(gap is not None and gap.is_rounding(dtype) for gap in (old, sampler)):
         return None
     if update != 0 and _is_the_samplers(batch):
@@ -92,26 +108,18 @@ def not_the_models_own(batch: Batch) -> tuple[str, Gap] | None:
 
 def _is_the_samplers(batch: Batch) -> bool:
     """Whether old may hold the numbers of an older policy: asynchronous trainers take those of the sampler."""
-    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
-    if (
-        versions_B is not None
-        and len(versions_B)
-        and version is not None
-        and int(versions_B.min()) < version - batch.numbers.get("update", 0)
-    ):
-        return True
     old_BT, sampler_BT = batch.get("old_logprobs"), batch.get("sampler_logprobs")
-    if old_BT is None or sampler_BT is None:
-        return False
+    if _is_older(batch) or old_BT is None or sampler_BT is None:
+        return _is_older(batch)
     inside_BT = both_finite(batch, "old_logprobs", "sampler_logprobs")
     return bool(np.array_equal(old_BT[inside_BT], sampler_BT[inside_BT]))
 
 
-def _gap_to_plain(batch: Batch, side: str) -> Gap | None:
-    return _gap(batch, side, "plain_logprobs")
+def _is_older(batch: Batch) -> bool:
+    return (versions_behind(batch) or 0) > 0
 
 
-def _gap(batch: Batch, one: str, other: str) -> Gap | None:
+def _gap(batch: Batch, one: str, other: str = "plain_logprobs") -> Gap | None:
     try:
         return gap_between(batch, one, other)
     except Missing:
@@ -122,9 +130,9 @@ def _of_the_trainer(batch: Batch, side: str, gap: Gap) -> Verdict:
     what = f"|{side} - the model's own|"
     sure = _confidence_in_the_model(batch, side, gap)
     return finding(
-        f"the trainer is off: its {side} log-probs are not the model's own, which, asked plainly, differ by "
-        f"{gap.mean:.2g} a token on average and by up to {gap.largest:.2g}; a missing shift, attention mask, positions "
-        "or another context may be why",
+        f"the trainer is off: its {side} log-probs are not the model's own, which, row by row, differ by "
+        f"{gap.mean:.2g} per token on average and by up to {gap.largest:.2g}; a missing shift, attention mask, "
+        "positions or another context may be why",
         Fact(f"mean {what}", gap.mean, None, batch.step),
         Fact(f"largest {what}", gap.largest, None, batch.step, gap.row, gap.token),
         confidence=sure,
@@ -139,11 +147,11 @@ def _confidence_in_the_model(batch: Batch, side: str, gap: Gap) -> Confidence:
     dtype = batch.settings.get("dtype")
     others = [_gap(batch, "new_logprobs", "scored_again")] if side == "new" else []
     if batch.numbers.get("update") == 0:
-        others += [_gap_to_plain(batch, name) for name in ("sampler_logprobs", "old_logprobs", "new_logprobs")]
+        others += [_gap(batch, name) for name in ("sampler_logprobs", "old_logprobs", "new_logprobs")]
     agreed = any(other is not None and other.is_rounding(dtype) for other in others)
     known = {"old_logprobs", "sampler_logprobs"} <= batch.arrays.keys()  # either alone may be of an older policy
     if batch.numbers.get("update") != 0 and not known:
-        return Confidence.POSSIBLE  # nothing tells whether the model at hand is the one that sampled
+        return Confidence.POSSIBLE  # whether the model at hand is the one that sampled is not known
     if agreed and gap.mean > BEYOND_KERNELS:
         return Confidence.PROVEN
     return Confidence.LIKELY if agreed or gap.mean > MEAN_LOW_PRECISION else Confidence.POSSIBLE
@@ -153,29 +161,9 @@ def _confidence(batch: Batch, culprit: str) -> Confidence:
     """An asynchronous sampler differs by design, and a correction may be on: without a word on either, who knows?"""
     if _is_untrained(batch):
         return Confidence.PROVEN if culprit else Confidence.LIKELY
-    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
-    if versions_B is not None and len(versions_B) and version is not None and "update" in batch.numbers:
-        is_same = int(versions_B.min()) >= version - batch.numbers["update"]
-        if is_same:
-            return Confidence.LIKELY
-    return Confidence.LIKELY if batch.settings.get("correction") == "off" else Confidence.POSSIBLE
-
-
-def check_curves(curves: Curves) -> Verdict:
-    is_float32 = curves.settings.get("dtype") == "float32"
-    name, limit = ("mismatch_max", LARGEST_FLOAT32) if is_float32 else ("mismatch_mean", MEAN_LOW_PRECISION)
-    (mismatch_N,) = curves.need(name)
-    worst = int(np.nanargmax(mismatch_N))
-    largest, over = float(mismatch_N[worst]), int(np.sum(mismatch_N > limit))
-    what = "largest |old - sampler|" if is_float32 else "mean |old - sampler|"
-    facts = (Fact(f"highest {name}", largest, limit, curves.step_at(worst)), Fact("steps above the limit", over))
-    if not over or _is_corrected(curves.settings.get("correction")):
-        return healthy(f"{what} stays below {limit:g}" if not over else f"{what} is corrected by weights", *facts)
-    return finding(
-        f"{what} of a step is up to {largest:.2g}, above {limit:g} in {over} of {len(curves)} steps",
-        *facts,
-        confidence=Confidence.POSSIBLE,
-    )
+    behind = versions_behind(batch) if "update" in batch.numbers else None
+    is_current = behind is not None and behind <= 0
+    return Confidence.LIKELY if is_current or batch.settings.get("correction") == "off" else Confidence.POSSIBLE
 
 
 def effective_share(log_weights_N: Array) -> float:
@@ -196,17 +184,11 @@ def _facts(batch: Batch, gap: Gap, difference_BT: Array, inside_BT: Array) -> tu
     tokens_B = inside_BT.sum(axis=1)
     sums_B, tokens_B = difference_BT.sum(axis=1)[tokens_B > 0], tokens_B[tokens_B > 0]
     is_float32 = batch.settings.get("dtype") == "float32"
+    of_mean, of_largest = (None, LARGEST_FLOAT32) if is_float32 else (MEAN_LOW_PRECISION, None)
     low, high = np.percentile(weights_N, (1, 99))
     facts = [
-        Fact("mean |old - sampler|", gap.mean, None if is_float32 else MEAN_LOW_PRECISION, batch.step),
-        Fact(
-            "largest |old - sampler|",
-            gap.largest,
-            LARGEST_FLOAT32 if is_float32 else None,
-            batch.step,
-            gap.row,
-            gap.token,
-        ),
+        Fact("mean |old - sampler|", gap.mean, of_mean, batch.step),
+        Fact("largest |old - sampler|", gap.largest, of_largest, batch.step, gap.row, gap.token),
         Fact("KL(sampler || old), mean of sampler - old", float(-difference_N.mean())),
         Fact("KL(sampler || old), k3", float((weights_N - 1.0 - np.log(weights_N)).mean())),
         Fact("effective share of the tokens under old / sampler", effective_share(difference_N), EFFECTIVE),
@@ -231,17 +213,7 @@ def _culprit(batch: Batch, dtype: str | None) -> str:
     if trainer.is_rounding(dtype) == engine.is_rounding(dtype):
         return ""
     who, off = ("the trainer", trainer) if engine.is_rounding(dtype) else ("the engine", engine)
-    return (
-        f"{who} is off: the model asked plainly differs from it by {off.mean:.2g} on average and agrees with the other"
-    )
-
-
-def _is_older_by_design(batch: Batch) -> bool:
-    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
-    if versions_B is None or version is None or not len(versions_B):
-        return False
-    older = int(versions_B.min()) < version - batch.numbers.get("update", 0)
-    return older and _is_corrected(batch.settings.get("correction"))
+    return f"{who} is off: the model's plain log-probs are {off.mean:.2g} away on average and agree with the other"
 
 
 def _is_untrained(batch: Batch) -> bool:
@@ -264,32 +236,20 @@ def _noisy(spread: float) -> Evidence:
     return Evidence((edited(batch, sampler_logprobs=sampler_BT),), curves)
 
 
-def sick() -> Evidence:
-    """The engine computes in a precision of its own."""
-    return _noisy(0.02)
-
-
-def well() -> Evidence:
-    return _noisy(0.0001)
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SAMP06",
-    name="engine_mismatch",
     severity=Severity.HARMFUL,
     summary="engine and trainer give the same tokens different log-probs",
     fix="Bring precision, kernels and weights of engine and trainer together, or weigh the loss with truncated "
     "importance weights exp(old - sampler).",
-    explanation=__doc__,
     symptoms=(
         "vLLM log-probs differ from the trainer",
         "importance sampling ratio between sampler and trainer is off",
         "rollout and training mismatch",
         "log-probs of vLLM and transformers do not match",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    curves=check_curves,
+    sick=lambda: _noisy(0.02),  # the engine computes in a precision of its own
+    well=lambda: _noisy(0.0001),
     explains=frozenset({"RAT07", "SYNC01"}),  # SYNC01 lists this one too: the surer is the cause
 )

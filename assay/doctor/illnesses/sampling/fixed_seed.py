@@ -31,17 +31,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import GENERATE
-from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
-from assay.doctor.illnesses.sampling.no_diversity import certainty, gathered
-from assay.doctor.repeats import Completion, completions, groups_of, log_chances
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.evidence import Batch
+from assay.doctor.examples import SIZE, B, chosen_rows, healthy_batch, of_batch, surer
+from assay.doctor.examples.scripts import GENERATE
+from assay.doctor.facts.repeats import Completion, certainty, completions, groups_of, log_chances
 from assay.programs.facts.sampling.draws import draws, is_greedy, settings_of, trained_draws
-from assay.programs.graph import Loop, Value
+from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.draws import is_trained_on
-from assay.programs.run.watched import Generation, Sampling, WatchedRun, spot_of
+from assay.programs.run.watched import GenerateCall, Sampling, WatchedRun, spot_of
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
@@ -78,7 +77,7 @@ def check_batch(batch: Batch) -> Verdict:
     repeats = _rare_repeats([row for group in mixed for row in group], rows, chances_B)
     fact = Fact("improbable completions that come again", len(repeats), FEWEST, batch.step)
     if len(repeats) < FEWEST:
-        return healthy("no completion comes twice but by its own probability", fact)
+        return healthy("completions that come twice are probable ones", fact)
     row, first = repeats[0]
     return finding(
         f"{len(repeats)} of {len(rows)} completions repeat another row although their probability is below {RARE:g}: "
@@ -90,24 +89,24 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    drawn = {id(one.draw): one.draw for one in trained_draws(program)}
-    if any(one.name.endswith("fork_rng") for one in program.of("call", "method")):
+    drawn = {id(trained.draw): trained.draw for trained in trained_draws(program)}
+    if any(call.name.endswith("fork_rng") for call in program.of("call", "method")):
         return  # the random numbers of the draw are put back
     for draw in drawn.values():
         if is_greedy(draw):
             continue
         found = [verdict for verdict in (_engine_seed(program, draw), _generator(draw)) if verdict is not None]
-        found += [_seeded(seed, draw) for seed in program.of("manual_seed") if _is_before_each(program, seed, draw)]
+        found += [
+            _seed_finding(seed, draw) for seed in program.of("manual_seed") if _is_before_each(program, seed, draw)
+        ]
         yield from found
         if not found:
             yield healthy("no seed is set before each draw", places=(draw.place,))
 
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
-    draws_made: list[Sampling | Generation] = [
-        *run.samplings,
-        *(call for call in run.generations if call.config.get("do_sample")),
-    ]
+    sampled = [call for call in run.generations if call.config.get("do_sample")]
+    draws_made: list[Sampling | GenerateCall] = [*run.samplings, *sampled]
     is_blind = not any(update.sampled_at for update in run.updates)  # which draws were trained on is not known
     first: dict[tuple[object, ...], Value] = {}
     repeated: list[tuple[Place, Place]] = []
@@ -133,13 +132,11 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 def _patterns(size: int) -> list[tuple[str, list[int]]]:
     """Name of a way to copy inside a group, and the place that the completion at each place then comes from."""
     divisors = [number for number in range(2, size) if size % number == 0]
-    return [
-        *((f"the group repeats after {period} rows", [at % period for at in range(size)]) for period in divisors),
-        *(
-            (f"each completion comes {times} times in a row", [at - at % times for at in range(size)])
-            for times in divisors
-        ),
+    periods = [(f"the group repeats after {number} rows", [at % number for at in range(size)]) for number in divisors]
+    runs = [
+        (f"each completion comes {times} times in a row", [at - at % times for at in range(size)]) for times in divisors
     ]
+    return [*periods, *runs]
 
 
 def _rare_repeats(places: Sequence[int], rows: Sequence[Completion], chances_B: Array) -> list[tuple[int, int]]:
@@ -153,10 +150,9 @@ def _rare_repeats(places: Sequence[int], rows: Sequence[Completion], chances_B: 
     return repeats
 
 
-def _seeded(seed: Value, draw: Value) -> Verdict:
+def _seed_finding(seed: Value, draw: Value) -> Verdict:
     return finding(
         f"{seed.place.text} sets the same seed before each rollout: every step draws with the same random numbers",
-        confidence=Confidence.LIKELY,
         places=(seed.place, draw.place),
         fix="Set the seed once, before the loop, or add the number of the step to it.",
     )
@@ -171,22 +167,20 @@ def _is_before_each(program: Program, seed: Value, draw: Value) -> bool:
         return False
     around = seed.context.calls[: len(draw.context.calls)]
     if seed.context.calls != draw.context.calls[: len(seed.context.calls)]:
-        others = [one for one in draws(program) if one is not draw and one.context.calls[: len(around)] == around]
+        others = [
+            other for other in draws(program) if other is not draw and other.context.calls[: len(around)] == around
+        ]
         if seed.context.calls[:-1] != draw.context.calls[: len(seed.context.calls) - 1] or others:
             return False  # the seed of a test, not of the rollout
-    return _is_constant(seed.argument("seed"), seed.context.loops)
+    return _is_constant(seed.argument("seed"))
 
 
-def _is_constant(value: Value | None, loops: tuple[Loop, ...]) -> bool:
-    """Whether a value is the same in every turn of the loops."""
-    if value is None:
-        return False
-    for one in ancestors(value):
-        if one.op in ("element", "phi", "call", "method", "unknown", "index"):
-            return False
-        if one.op == "parameter" and "default" not in one.arguments:
-            return False
-    return True
+def _is_constant(value: Value | None) -> bool:
+    """Whether a value is the same in every turn of a loop."""
+    changing = ("element", "phi", "call", "method", "unknown", "index")
+    return value is not None and not any(
+        part.op in changing or (part.op == "parameter" and "default" not in part.arguments) for part in ancestors(value)
+    )
 
 
 def _generator(draw: Value) -> Verdict | None:
@@ -194,13 +188,10 @@ def _generator(draw: Value) -> Verdict | None:
     generator = draw.argument("generator")
     if generator is None:
         return None
-    seeds = (
-        [generator] if generator.op == "manual_seed" else [one for one in generator.users if one.op == "manual_seed"]
-    )
-    for seed in seeds:
+    for seed in (generator,) if generator.op == "manual_seed" else generator.users:
         is_again = bool(seed.context.loops) and seed.context.loops[-1] in draw.context.loops
-        if is_again and _is_constant(seed.argument("1") or seed.argument("seed"), seed.context.loops):
-            return _seeded(seed, draw)
+        if seed.op == "manual_seed" and is_again and _is_constant(seed.argument("1") or seed.argument("seed")):
+            return _seed_finding(seed, draw)
     return None
 
 
@@ -213,47 +204,32 @@ def _engine_seed(program: Program, draw: Value) -> Verdict | None:
         return None
     return finding(
         f"the sampling parameters hold seed = {seed.constant}: each request draws with the same random numbers",
-        confidence=Confidence.LIKELY,
         places=(settings.config.place, draw.place),
     )
 
 
-def sick() -> Evidence:
+def _sick() -> Batch:
     """The second half of every group is its first half again."""
-    batch = healthy_batch()
-    return of_batch(
-        gathered(batch, [row - row % SIZE + row % (SIZE // 2) for row in range(len(batch.arrays["tokens"]))])
-    )
-
-
-def well() -> Evidence:
-    """The same repeats, of a policy that knows little but these answers."""
-    (batch,) = sick().batches
-    names = [name for name in batch.arrays if name.endswith("_logprobs") or name.startswith("scored")]
-    return of_batch(edited(batch, **{name: 1e-2 * batch.arrays[name] for name in names}, ratio=None, kl=None))
+    return chosen_rows(healthy_batch(), [row - row % SIZE + row % (SIZE // 2) for row in range(B)])
 
 
 SICK = GENERATE.replace("    model.eval()\n", "    model.eval()\n    torch.manual_seed(0)\n")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SAMP05",
-    name="fixed_seed",
     severity=Severity.HARMFUL,
     summary="rows repeat each other as if drawn with the same random numbers",
     fix="Give every replica, step and request random numbers of its own: no seed in the sampling parameters, seed + "
     "rank in the engine.",
-    explanation=__doc__,
     symptoms=(
         "completions repeat across ranks or steps",
         "same seed on every GPU",
         "same samples every step",
     ),
-    run=check_run,
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: of_batch(_sick()),
+    well=lambda: of_batch(surer(_sick(), 1e-2)),  # a policy that knows little except these answers
     scripts=Scripts(SICK, GENERATE),
     explains=frozenset({"ADV09", "MET07"}),
 )

@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_trainers import GENERATE
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.examples.scripts import GENERATE
 from assay.programs.facts.origin import network
 from assay.programs.facts.sampling.draws import OFF, Settings, settings_of, shown_number, trained_draws
 from assay.programs.graph import Value
@@ -50,23 +50,22 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         if settings.truncation():
             continue  # said by the script: see SAMP02
-        leaks = _written(settings)
+        leaks = _written_settings(settings)
         if leaks:
             named = ", ".join(f"{name} = {shown_number(value)}" for name, value in leaks.items())
             yield finding(
-                f"generate() is not told {_names(list(leaks))}, and the model's generation config has {named}",
-                confidence=Confidence.LIKELY,
+                f"generate() does not set {_names(list(leaks))}, and the model's generation config has {named}",
                 places=(draw.place, *(value.place for value in list(leaks.values())[:1])),
             )
         elif "top_k" not in settings.given and "top_k" not in settings.inherited and not _is_small(draw):
             yield finding(
-                f"generate() is not told top_k: the checkpoint's own value applies, or {DEFAULT_TOP_K} by default, and "
-                "the log-probs in the loss are those of the whole distribution",
+                f"generate() does not set top_k: the checkpoint's own value applies, or {DEFAULT_TOP_K} by default, "
+                "and the log-probs in the loss are those of the whole distribution",
                 confidence=Confidence.LIKELY if trained.is_linked else Confidence.POSSIBLE,
                 places=(draw.place, *((settings.config.place,) if settings.config is not None else ())),
             )
         else:
-            yield healthy("generate() is told which tokens it may draw", places=(draw.place,))
+            yield healthy("generate() sets which tokens it may draw", places=(draw.place,))
 
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
@@ -85,10 +84,10 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
             yield healthy("generate() ran without settings that the script did not ask for")
 
 
-def _written(settings: Settings) -> dict[str, Value]:
+def _written_settings(settings: Settings) -> dict[str, Value]:
     """What the script put into the model's own config and does not overrule at the call."""
-    told = {name for name, value in settings.given.items() if value.constant is not None}  # None asks for the model's
-    inherited = Settings(given={name: value for name, value in settings.inherited.items() if name not in told})
+    given = {name for name, value in settings.given.items() if value.constant is not None}  # None asks for the model's
+    inherited = Settings(given={name: value for name, value in settings.inherited.items() if name not in given})
     return {name: value for name, value in inherited.truncation().items() if name in OFF}
 
 
@@ -98,33 +97,24 @@ def _names(names: list[str]) -> str:
 
 def _is_small(draw: Value) -> bool:
     """Whether the model was made with a vocabulary that a top-k of 50 does not cut."""
-    model = network(draw.input) if draw.input is not None else None
-    if model is None:
-        return False
-    for value in ancestors(model):
-        size = value.setting("vocab_size", None)
-        if isinstance(size, int) and size <= DEFAULT_TOP_K:
-            return True
-    return False
+    sizes = [value.setting("vocab_size") for value in ancestors(network(draw.input))] if draw.input is not None else []
+    return any(isinstance(size, int) and size <= DEFAULT_TOP_K for size in sizes)
 
 
 SICK = GENERATE.replace("top_k=0, top_p=1.0, ", "")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SAMP03",
-    name="genconfig_leak",
     severity=Severity.HARMFUL,
     summary="generate() takes top_k, top_p or a penalty from the checkpoint's generation config",
     fix="Say at the call: top_k=0, top_p=1.0, repetition_penalty=1.0.",
-    explanation=__doc__,
     symptoms=(
         "ratio is not 1 although I set no top_p",
         "generation config of the model changes sampling",
         "repetition penalty in generate",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(SICK, GENERATE),
     explains=frozenset({"SAMP02", "SAMP06", "RAT01", "RAT07"}),
 )

@@ -21,7 +21,7 @@ Sample: do_sample on, a temperature above 0, no top_k = 1, and no seed in the sa
 
 ## When it is wrong
 A solved task with short answers has groups of equal completions by right; the log-probs say so (p near 1) and the check
-stays silent. Without log-probs it cannot tell and says so. Log-probs of another distribution than the sampled one (of
+stays silent. Without log-probs it cannot know and says so. Log-probs of another distribution than the sampled one (of
 temperature 1 where sampling was sharper, of the whole vocabulary where it was cut) make a common answer look rare: a
 finding by such log-probs is only possible.
 """
@@ -33,18 +33,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import GENERATE
-from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch
-from assay.doctor.repeats import Completion, completions, groups_of, log_chances
+from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.evidence import Batch
+from assay.doctor.examples import SIZE, B, chosen_rows, healthy_batch, of_batch, surer
+from assay.doctor.examples.scripts import GENERATE
+from assay.doctor.facts.repeats import Completion, certainty, completions, groups_of, log_chances
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.sampling.draws import draws, is_greedy, settings_of, trained_draws
 from assay.programs.facts.sampling.scoring import made_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy, not_applicable
 
 NEARLY_ALL = 0.9  # of the groups: greedy decoding and one seed leave no group out
 FEWER = 0.5  # of the share at hand is the most that may be expected: log-probs off by a little must not accuse
@@ -67,7 +67,8 @@ def check_batch(batch: Batch) -> Verdict:
     only_one = batch.settings.get("top_k") == 1
     chances_B = log_chances(batch)
     log_chance = min(
-        -_log_evidence([len(group) for group in groups], [_agreed(rows, group, chances_B) for group in groups]), 0.0
+        -_log_evidence([len(group) for group in groups], [_agreed_chance(rows, group, chances_B) for group in groups]),
+        0.0,
     )
     expected = _expected_share(groups, chances_B)
     facts.append(Fact("share that independent samples would leave", expected, FEWER * share))
@@ -87,12 +88,33 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
+def check_source(program: Program) -> Iterator[Verdict]:
+    trained = trained_draws(program, same_pass=True)
+    drawn = {id(pair.draw): pair.draw for pair in trained}
+    if any(draw.op in ("multinomial", "sample", "rsample") for draw in draws(program)):
+        drawn = {key: draw for key, draw in drawn.items() if not is_greedy(draw)}  # argmax of a mask, of a test
+    verdicts = [verdict for draw in drawn.values() if (verdict := _check_draw(program, draw)) is not None]
+    yield from [verdict for verdict in verdicts if verdict.state is State.HEALTHY] or verdicts
+    behind = {id(value) for pair in trained for value in made_of(pair.scoring.tokens)}
+    for value in program.of("repeat_interleave", "repeat"):
+        if id(value) not in behind or value.input is None or not program.kinds.is_a(value.input, Kind.SAMPLED):
+            continue
+        source = next((part for part in made_of(value.input) if id(part) in drawn), None)
+        if source is not None:
+            yield finding(
+                f"{value.shown} repeats drawn tokens: the rows of a group are copies of one completion",
+                places=(value.place, source.place),
+                why=program.kinds.why(value),
+                fix="Repeat the prompts and draw for each of them, or pass num_return_sequences.",
+            )
+
+
 def _confidence(batch: Batch, share: float) -> Confidence:
     sure = certainty(batch)
     return Confidence.LIKELY if sure is Confidence.PROVEN and share < NEARLY_ALL else sure
 
 
-def _agreed(rows: list[Completion], group: list[int], chances_B: Array) -> float | None:
+def _agreed_chance(rows: list[Completion], group: list[int], chances_B: Array) -> float | None:
     """Log-probability of the completion that all rows of the group are; None if they differ."""
     return float(chances_B[group[0]]) if len({rows[row] for row in group}) == 1 else None
 
@@ -125,73 +147,10 @@ def _expected_share(groups: list[list[int]], chances_B: Array) -> float:
     return float(np.mean(known)) if known else 1.0
 
 
-def certainty(batch: Batch) -> Confidence:
-    """How sure the log-probs are those of the distribution that was sampled from."""
-    settings = batch.settings
-    is_cut = settings.get("top_k", 0) > 0 or settings.get("top_p", 1.0) < 1 or settings.get("min_p", 0.0) > 0
-    if is_cut and not settings.get("support_kept"):
-        return Confidence.POSSIBLE
-    if batch.get("plain_logprobs") is not None or settings.get("temperature", 0.0) >= 1:
-        return Confidence.PROVEN
-    return Confidence.POSSIBLE if "temperature" in settings else Confidence.LIKELY
-
-
-def gathered(batch: Batch, rows: list[int]) -> Batch:
-    """A batch of these rows in this order, its advantages computed again; what the loss made of them is left out."""
-    arrays = {name: array[rows] for name, array in batch.arrays.items()}
-    rewards_GS = arrays["rewards"].reshape(-1, SIZE)
-    centred_GS = rewards_GS - rewards_GS.mean(axis=1, keepdims=True)
-    epsilon = batch.setting("advantage_epsilon")
-    arrays["advantages"] = (centred_GS / (rewards_GS.std(axis=1, ddof=1, keepdims=True) + epsilon)).reshape(-1)
-    arrays["group_ids"] = batch.arrays["group_ids"]
-    lost = [name for name in (*batch.arrays, *batch.numbers) if name.startswith(("loss", "gradient", "token_loss"))]
-    lost += ["policy_loss", "kl_loss", "kl_mean", "clipped_share", "clipped"]
-    changes = {**arrays, "reward_mean": float(arrays["rewards"].mean()), **dict.fromkeys(lost)}
-    return edited(batch, **changes)
-
-
-def sick() -> Evidence:
-    """Every group holds its first completion four times; their probability is about one in a thousand."""
-    batch = healthy_batch()
-    return of_batch(gathered(batch, [row - row % SIZE for row in range(len(batch.arrays["tokens"]))]))
-
-
-def well() -> Evidence:
-    """The same equal completions, of a policy that is certain of them."""
-    (batch,) = sick().batches
-    names = [name for name in batch.arrays if name.endswith("_logprobs") or name.startswith("scored")]
-    return of_batch(edited(batch, **{name: 1e-3 * batch.arrays[name] for name in names}, ratio=None, kl=None))
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    trained = trained_draws(program, same_pass=True)
-    drawn = {id(one.draw): one.draw for one in trained}
-    if any(one.op in ("multinomial", "sample", "rsample") for one in draws(program)):
-        drawn = {key: one for key, one in drawn.items() if not is_greedy(one)}  # argmax of a mask, of a test
-    verdicts = {key: _of_draw(program, one) for key, one in drawn.items()}
-    if any(one is not None and one.state.value == "healthy" for one in verdicts.values()):
-        verdicts = {key: one for key, one in verdicts.items() if one is not None and one.state.value == "healthy"}
-    yield from (one for one in verdicts.values() if one is not None)
-    behind = {id(one) for pair in trained for one in made_of(pair.scoring.tokens)}
-    for value in program.of("repeat_interleave", "repeat"):
-        if id(value) not in behind or value.input is None or not program.kinds.is_a(value.input, Kind.SAMPLED):
-            continue
-        source = next((one for one in made_of(value.input) if id(one) in drawn), None)
-        if source is not None:
-            yield finding(
-                f"{value.shown} repeats drawn tokens: the rows of a group are copies of one completion",
-                confidence=Confidence.LIKELY,
-                places=(value.place, source.place),
-                why=program.kinds.why(value),
-                fix="Repeat the prompts and draw for each of them, or pass num_return_sequences.",
-            )
-
-
-def _of_draw(program: Program, draw: Value) -> Verdict | None:
+def _check_draw(program: Program, draw: Value) -> Verdict | None:
     if is_greedy(draw):
         return finding(
             f"the tokens that are trained on are the likeliest ones ({draw.place.text}): nothing is drawn",
-            confidence=Confidence.LIKELY,
             places=(draw.place,),
             why=program.kinds.why(draw),
         )
@@ -210,14 +169,13 @@ def _of_draw(program: Program, draw: Value) -> Verdict | None:
     if greedy:
         return finding(
             f"generate() makes the tokens that are trained on, and {greedy}: every completion of a prompt is the same",
-            confidence=Confidence.LIKELY,
             places=(draw.place, *((settings.config.place,) if settings.config is not None else ())),
         )
     if settings.engine != "transformers" or settings.is_open:
         return None
     if do_sample is None and settings.config is None:
         return finding(
-            "generate() makes the tokens that are trained on and is not told do_sample=True: it takes the likeliest "
+            "generate() makes the tokens that are trained on and does not set do_sample=True: it takes the likeliest "
             "token unless the checkpoint's generation config says otherwise",
             confidence=Confidence.POSSIBLE,
             places=(draw.place,),
@@ -225,23 +183,25 @@ def _of_draw(program: Program, draw: Value) -> Verdict | None:
     return healthy("generate() draws at random", places=(draw.place,)) if do_sample is not None else None
 
 
-ILLNESS = Illness(
+def _sick() -> Batch:
+    """Every group holds its first completion four times; their probability is about one in a thousand."""
+    return chosen_rows(healthy_batch(), [row - row % SIZE for row in range(B)])
+
+
+ILLNESS = illness(
+    __name__,
     code="SAMP04",
-    name="no_diversity",
     severity=Severity.FATAL,
     summary="all completions of a group are equal although the policy is not certain",
     fix="Sample with a temperature above 0 (do_sample on, no top_k = 1) and without a seed a request.",
-    explanation=__doc__,
     symptoms=(
         "all completions are the same",
         "identical answers in a group",
         "no diversity in samples",
         "do_sample is off, greedy",
     ),
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    sick=lambda: of_batch(_sick()),
+    well=lambda: of_batch(surer(_sick(), 1e-3)),  # equal completions of a policy that is certain of them
     scripts=Scripts(GENERATE.replace("do_sample=True", "do_sample=False"), GENERATE),
     explains=frozenset({"ADV09", "LOSS05", "MET05", "MET07", "REW01"}),
 )

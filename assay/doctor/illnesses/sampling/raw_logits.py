@@ -25,14 +25,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.programs.facts.kinds import PASSES, SCORES, Kind, Known, is_normalised, last_layer
 from assay.programs.facts.origin import network, same_network
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.draws import draw_weights, refused_weights
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
+from assay.programs.walk import main_input, peel, walk
+from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
 WEIGHTS = (Kind.PROBABILITIES, Kind.TOKEN_PROBABILITIES)
 BENT = {"relu": "relu", "abs": "the absolute value", "square": "the square", "sigmoid": "a sigmoid"}
@@ -95,7 +96,6 @@ def _weights(program: Program, sampler: Value, name: str) -> Iterator[Verdict]:
         of_torch = sampler.op in ("multinomial", "categorical")
         yield finding(
             f"{weights.shown} are the weights of a sampler, but they are {what}: it draws in proportion to them",
-            confidence=Confidence.LIKELY,
             places=(sampler.place,),
             why=program.kinds.why(weights),
             edit=Edit(inside, normalised.format(inside.text)) if is_text_whole and of_torch else None,
@@ -106,7 +106,6 @@ def _weights(program: Program, sampler: Value, name: str) -> Iterator[Verdict]:
         yield finding(
             f"the weights of a sampler are a softmax over dimension 0 of {across.shown}, which is the batch: those of "
             "one row do not sum to 1",
-            confidence=Confidence.LIKELY,
             places=(across.place,),
             why=program.kinds.why(weights),
             fix="Take the softmax over the last dimension, the vocabulary: dim=-1.",
@@ -123,7 +122,6 @@ def _logits(program: Program, sampler: Value) -> Iterator[Verdict]:
     if known.kind in WEIGHTS:
         yield finding(
             f"{logits.shown} goes in as logits, but it is {known.kind}: a second softmax flattens it",
-            confidence=Confidence.LIKELY,
             places=(sampler.place,),
             why=program.kinds.why(logits),
             fix="Pass them as Categorical(probs=...), or pass the logits themselves.",
@@ -136,42 +134,29 @@ def _logits(program: Program, sampler: Value) -> Iterator[Verdict]:
 
 def _twice(program: Program, value: Value) -> Value | None:
     """A softmax of probabilities on the way to the sampler."""
-    current: Value | None = value
-    for _ in range(DEEPEST):
-        if current is None or current.op in ("forward", "call"):
-            return None
-        if current.op in ("softmax", "log_softmax") and program.kinds.is_a(current.input, *WEIGHTS):
-            return current
-        if current.op not in (*PASSES, "index", "div", "exp", "softmax", "log_softmax") or current.op == "phi":
-            return None
-        current = current.input
-    return None
+
+    def is_second(value: Value) -> bool:
+        return value.op in ("softmax", "log_softmax") and program.kinds.is_a(value.input, *WEIGHTS)
+
+    through = {*PASSES, "index", "div", "exp", "softmax", "log_softmax"} - {"phi"}
+    way = walk(value, main_input, until=lambda value: value.op not in through or is_second(value))
+    return next(filter(is_second, way), None)
 
 
 def _across_rows(weights: Value) -> Value | None:
     """A softmax over dimension 0 of logits that were cut as [:, -1]: rows of a batch."""
-    current: Value | None = weights
-    softmax: Value | None = None
-    for _ in range(DEEPEST):
-        if current is None:
-            return None
-        if current.op == "softmax":
-            softmax = current if current.setting("dim") == 0 else None
-        elif current.op == "index" and softmax is not None:
-            keys = current.keys
-            is_batch = len(keys) > 1 and keys[0].op == "slice" and not keys[0].arguments
-            return softmax if is_batch else None
-        elif current.op not in ("index", "div", "cast", "detach"):
-            return None
-        current = current.input
-    return None
+    softmax = peel(weights, ("index", "div", "cast", "detach"))
+    cut = peel(softmax.input, ("div", "cast", "detach"))
+    if softmax.op != "softmax" or softmax.setting("dim") != 0 or cut is None or cut.op != "index":
+        return None
+    keys = cut.keys
+    return softmax if len(keys) > 1 and keys[0].op == "slice" and not keys[0].arguments else None
 
 
 def _second_softmax(program: Program, softmax: Value) -> Verdict:
     assert softmax.input is not None
     return finding(
         f"a softmax is taken of {softmax.input.shown}, which is probabilities already: the second one flattens it",
-        confidence=Confidence.LIKELY,
         places=(softmax.place,),
         why=program.kinds.why(softmax.input),
         fix="Take one softmax, of the logits.",
@@ -180,38 +165,31 @@ def _second_softmax(program: Program, softmax: Value) -> Verdict:
 
 def _bent_weights(program: Program, sampler: Value, weights: Value) -> Iterator[Verdict]:
     """Logits that were only made positive."""
-    bend = ""
-    current: Value | None = weights
-    for _ in range(DEEPEST):
-        known = program.kinds.of(current)
-        if current is None or (known is not None and known.kind not in SCORES):
-            return
-        if known is not None:
-            break
-        if current.op in BENT:
-            bend = BENT[current.op]
-        elif current.op not in (*PASSES, "index", "add", "div", "clamp") or current.op == "phi":
-            return
-        current = current.input
-    else:
+    through = {*PASSES, *BENT, "index", "add", "div", "clamp"} - {"phi"}
+    *way, source = walk(
+        weights, main_input, until=lambda value: bool(program.kinds.of(value)) or value.op not in through
+    )
+    known, bends = program.kinds.of(source), [BENT[value.op] for value in way if value.op in BENT]
+    if not bends or known is None or known.kind not in SCORES:
         return
-    if bend and known is not None and (known.kind is Kind.LOGITS or _has_softmax_elsewhere(program, known)):
+    if known.kind is Kind.LOGITS or _has_softmax_elsewhere(program, known):
         yield finding(
-            f"{weights.shown} are the weights of a sampler, but they are {bend} of logits and no softmax",
-            confidence=Confidence.LIKELY,
+            f"{weights.shown} are the weights of a sampler, but they are {bends[-1]} of logits and no softmax",
             places=(sampler.place,),
-            why=program.kinds.why(current) if current is not None else (),
+            why=program.kinds.why(source),
         )
 
 
 def _is_raw(program: Program, known: Known) -> bool:
     """Whether an output of a network is known to be no distribution: it ends in a linear layer, or logits elsewhere."""
-    if known.kind is Kind.LOGITS:
-        return True
-    source = known
-    while source.of is not None:
-        source = source.of
-    return _ends_linear(source.value) or _has_softmax_elsewhere(program, known)
+    is_known = known.kind is Kind.LOGITS or _ends_linear(_source(known))
+    return is_known or _has_softmax_elsewhere(program, known)
+
+
+def _source(known: Known) -> Value:
+    while known.of is not None:
+        known = known.of
+    return known.value
 
 
 def _ends_linear(value: Value | None, depth: int = DEEPEST) -> bool:
@@ -226,7 +204,9 @@ def _ends_linear(value: Value | None, depth: int = DEEPEST) -> bool:
     if value.op == "matmul":
         return True
     if value.op == "phi":
-        return bool(value.arguments) and all(_ends_linear(one, depth - 1) for one in value.inputs if one is not value)
+        return bool(value.arguments) and all(
+            _ends_linear(part, depth - 1) for part in value.inputs if part is not value
+        )
     if value.op in (*PASSES, "index", "div", "mul", "add", "sub"):
         return _ends_linear(value.input, depth - 1)
     return False
@@ -234,19 +214,13 @@ def _ends_linear(value: Value | None, depth: int = DEEPEST) -> bool:
 
 def _has_softmax_elsewhere(program: Program, known: Known) -> bool:
     """Whether a softmax is taken of another output of the same network."""
-    source = known
-    while source.of is not None:
-        source = source.of
-    model = source.value.arguments.get("model") or source.value.arguments.get("callee")
-    if model is None:
-        return False
-    calls = [
-        value for value in program.of("forward", "call") if "model" in value.arguments or "callee" in value.arguments
-    ]
-    return any(
-        is_normalised(value) and same_network(value.arguments.get("model") or value.arguments["callee"], model)
-        for value in calls
-    )
+
+    def model_of(call: Value) -> Value | None:
+        return call.argument("model") or call.argument("callee")
+
+    model = model_of(_source(known))
+    others = [(call, other) for call in program.of("forward", "call") if (other := model_of(call)) is not None]
+    return model is not None and any(is_normalised(call) and same_network(other, model) for call, other in others)
 
 
 SICK = """
@@ -266,20 +240,17 @@ def sample(ids, steps):
 WELL = SICK.replace("multinomial(scores, 1)", "multinomial(scores.softmax(-1), 1)")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SAMP07",
-    name="raw_logits",
     severity=Severity.FATAL,
     summary="the sampler draws from logits as if they were probabilities, or the other way round",
     fix="Take the softmax of the logits, divided by the temperature, and draw from that.",
-    explanation=__doc__,
     symptoms=(
         "samples are random tokens from the start",
         "multinomial on logits",
         "probabilities are negative error in multinomial",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(SICK, WELL),
     explains=frozenset({"SAMP06", "SAMP01", "RAT01"}),
 )

@@ -1,9 +1,9 @@
 """
 ## What it checks
 The weights that sampled must be the weights that are trained, as they were before the rollout's first update. The check
-compares the versions of the two, and the sampler's log-probs with old ones. Where no versions tell, it looks for
-sampler log-probs that are near old ones but off by far more than rounding, although the trainer's own agree with asking
-the model plainly: the picture of older weights. In the curves it looks for a mismatch that is nothing at first and
+compares the versions of the two, and the sampler's log-probs with old ones. Where no versions are recorded, it looks
+for sampler log-probs that are near old ones but off by far more than rounding, although the trainer's own agree with
+the model's plain ones: the picture of older weights. In the curves it looks for a mismatch that is nothing at first and
 grows. In a script: a copy of the policy, or an engine of vLLM, that draws tokens and is given no weights, or seldom.
 
 ## Why it hurts
@@ -37,32 +37,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.example_script import changed
 from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import changed
+from assay.doctor.facts.logprobs import mean_distance, versions_behind
+from assay.doctor.facts.rounding import limit_between_passes
 from assay.programs.facts.sampling.stale_copies import samplers
 from assay.programs.program import Program
 from assay.programs.run.draws import behaviour
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import (
-    Confidence,
-    Fact,
-    Missing,
-    Severity,
-    Verdict,
-    finding,
-    healthy,
-    not_applicable,
-    not_enough_data,
-)
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
-LIMIT = {
-    "float32": 1e-3,
-    "bfloat16": 0.1,
-    "float16": 0.02,
-}  # of the mean |old - sampler|; sound runs show a third of it
 ALIKE = 0.8  # correlation of old and sampler: older weights give similar numbers, other tokens or rows do not
 CERTAIN_LAG = 2  # versions: a lag of one may be another way to count
 TOKENS = 20  # fewer have no mean
@@ -74,10 +61,12 @@ def check_batch(batch: Batch) -> Verdict:
     lag = _lag(batch)
     if batch.settings.get("correction", "off") != "off":
         return healthy("importance weights correct for a sampler that lags", *_lag_facts(batch, lag))
-    mismatch = _mismatch(batch)
-    if mismatch is None:
+    judged_BT = _judged_tokens(batch)
+    if judged_BT is None:
         return _by_versions_alone(batch, lag)
-    limit = LIMIT.get(batch.settings.get("dtype", "bfloat16"), LIMIT["bfloat16"])
+    old_BT, sampler_BT = batch.need("old_logprobs", "sampler_logprobs")
+    mismatch = mean_distance(old_BT, sampler_BT, judged_BT)
+    limit = limit_between_passes(batch.settings)
     facts = (Fact("mean |old - sampler|", mismatch, limit, batch.step), *_lag_facts(batch, lag))
     if mismatch <= limit:
         return healthy("sampler and trainer agree", *facts)
@@ -88,7 +77,7 @@ def check_batch(batch: Batch) -> Verdict:
             *facts,
             confidence=Confidence.PROVEN if "correction" in batch.settings else Confidence.POSSIBLE,
         )
-    return _older_by_its_looks(batch, mismatch, facts)
+    return _older_by_its_looks(batch, judged_BT, mismatch, facts)
 
 
 def check_curves(curves: Curves) -> Verdict:
@@ -98,7 +87,7 @@ def check_curves(curves: Curves) -> Verdict:
     known_N = mismatch_N[np.isfinite(mismatch_N)]
     if len(known_N) < STEPS or curves.steps[0] != 1:
         return not_enough_data(f"mismatch_mean of {STEPS} steps, the first of the run among them")
-    limit = LIMIT.get(curves.settings.get("dtype", "bfloat16"), LIMIT["bfloat16"])
+    limit = limit_between_passes(curves.settings)
     first, last = float(known_N[0]), float(np.median(known_N[-max(len(known_N) // 4, 1) :]))
     facts = (Fact("mismatch_mean at the first step", first, step=1), Fact("mismatch_mean at the end", last, limit))
     if first <= limit / GROWTH and last > limit and last > GROWTH * first:
@@ -106,7 +95,6 @@ def check_curves(curves: Curves) -> Verdict:
             f"sampler and trainer agree at the first step ({first:.2g}) and drift apart to {last:.2g} in log-prob: the "
             "sampler does not follow the policy",
             *facts,
-            confidence=Confidence.POSSIBLE,
         )
     return healthy("the sampler follows the policy", *facts)
 
@@ -114,7 +102,7 @@ def check_curves(curves: Curves) -> Verdict:
 def check_source(program: Program) -> Iterator[Verdict]:
     for sampler in samplers(program):
         if sampler.what:
-            yield finding(sampler.what, confidence=Confidence.LIKELY, places=sampler.places)
+            yield finding(sampler.what, places=sampler.places)
         else:
             yield healthy("what samples has the trained weights", places=sampler.places)
 
@@ -131,17 +119,14 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 def _lag(batch: Batch) -> int | None:
     """Versions between the weights that sampled and those before the rollout's first update; None if unknown."""
-    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
-    if versions_B is None or not len(versions_B) or version is None or "update" not in batch.numbers:
-        return None
-    return int(version - batch.numbers["update"] - versions_B.min())
+    return versions_behind(batch) if "update" in batch.numbers else None
 
 
 def _lag_facts(batch: Batch, lag: int | None) -> tuple[Fact, ...]:
     return () if lag is None else (Fact("versions the sampler is behind", lag, 0, batch.step),)
 
 
-def _judged(batch: Batch) -> Array | None:
+def _judged_tokens(batch: Batch) -> Array | None:
     """Loss tokens with a log-prob of the sampler and of old; None where there are too few."""
     mask_BT, sampler_BT, old_BT = (batch.get(name) for name in ("mask", "sampler_logprobs", "old_logprobs"))
     if mask_BT is None or sampler_BT is None or old_BT is None:
@@ -150,17 +135,9 @@ def _judged(batch: Batch) -> Array | None:
     return judged_BT if judged_BT.sum() >= TOKENS else None
 
 
-def _mismatch(batch: Batch) -> float | None:
-    judged_BT = _judged(batch)
-    if judged_BT is None:
-        return None
-    sampler_BT, old_BT = batch.need("sampler_logprobs", "old_logprobs")
-    return float(np.abs(old_BT - sampler_BT)[judged_BT].mean())
-
-
 def _by_versions_alone(batch: Batch, lag: int | None) -> Verdict:
     if lag is None:
-        raise Missing("sampler_logprobs", "sampler_versions")
+        return not_enough_data("sampler_logprobs, sampler_versions")
     if lag < CERTAIN_LAG:
         return healthy("the sampler has the weights of the policy", *_lag_facts(batch, lag))
     return finding(
@@ -170,22 +147,22 @@ def _by_versions_alone(batch: Batch, lag: int | None) -> Verdict:
     )
 
 
-def _older_by_its_looks(batch: Batch, mismatch: float, facts: tuple[Fact, ...]) -> Verdict:
-    """No version tells. Older weights: the trainer is right, and the sampler similar to it but off."""
+def _older_by_its_looks(batch: Batch, judged_BT: Array, mismatch: float, facts: tuple[Fact, ...]) -> Verdict:
+    """No version says so. Older weights: the trainer is right, and the sampler similar to it but off."""
     settings, version = batch.settings, batch.numbers.get("policy_version")
     step = batch.step if version is None else version + 1
     if step is None or step <= 1:
         return not_applicable("before the first update no sampler can be stale: engine_mismatch looks for other causes")
     if settings.get("top_k") or settings.get("top_p", 1.0) < 1.0 or settings.get("min_p"):
         return not_applicable("truncated sampling may explain the mismatch")
-    plain_BT, judged_BT = batch.get("plain_logprobs"), _judged(batch)
-    if plain_BT is None or judged_BT is None:
+    plain_BT = batch.get("plain_logprobs")
+    if plain_BT is None:
         return not_enough_data("plain_logprobs: whether the trainer's log-probs are right")
     sampler_BT, old_BT = batch.need("sampler_logprobs", "old_logprobs")
-    if not _distance(old_BT, plain_BT, judged_BT) <= mismatch / GROWTH:
+    if not mean_distance(old_BT, plain_BT, judged_BT) <= mismatch / GROWTH:
         return not_applicable("the trainer's own log-probs are off: the mismatch is not the sampler's alone")
     raw_BT = batch.get("plain_raw_logprobs")
-    if raw_BT is not None and _distance(sampler_BT, raw_BT, judged_BT) < mismatch / 2:
+    if raw_BT is not None and mean_distance(sampler_BT, raw_BT, judged_BT) < mismatch / 2:
         return not_applicable("the sampler's log-probs are those of another temperature")
     alike = _correlation(old_BT[judged_BT], sampler_BT[judged_BT])
     if not alike >= ALIKE:
@@ -199,23 +176,10 @@ def _older_by_its_looks(batch: Batch, mismatch: float, facts: tuple[Fact, ...]) 
     )
 
 
-def _distance(one_BT: Array, other_BT: Array, judged_BT: Array) -> float:
-    both_BT = judged_BT & np.isfinite(one_BT) & np.isfinite(other_BT)
-    return float(np.abs(one_BT - other_BT)[both_BT].mean()) if both_BT.any() else float("nan")
-
-
 def _correlation(one_N: Array, other_N: Array) -> float:
     if one_N.std() == 0 or other_N.std() == 0:
         return 0.0
     return float(np.corrcoef(one_N, other_N)[0, 1])
-
-
-def sick() -> Evidence:
-    return Evidence((_sampled_by(5, 0.15),), healthy_curves(mismatch_mean=_growing(0.2), mismatch_max=_growing(2.0)))
-
-
-def well() -> Evidence:
-    return Evidence((_sampled_by(7, 1e-6),), healthy_curves())
 
 
 def _sampled_by(version: int, spread: float) -> Batch:
@@ -227,7 +191,7 @@ def _sampled_by(version: int, spread: float) -> Batch:
     return edited(batch, sampler_logprobs=sampler_BT, sampler_versions=np.full(len(mask_BT), version))
 
 
-def _growing(last: float) -> Array:
+def _growth(last: float) -> Array:
     return np.linspace(1e-6, last, 60)
 
 
@@ -243,13 +207,12 @@ WELL_SCRIPT = (
 SICK_SCRIPT = WELL_SCRIPT.replace("    sampler.load_state_dict(policy.state_dict())\n", "")
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SYNC01",
-    name="stale_sampler",
     severity=Severity.HARMFUL,
     summary="the sampler does not have the weights of the policy",
     fix="Check after every push that the weights arrived and reset the prefix cache, or correct by old / sampler.",
-    explanation=__doc__,
     symptoms=(
         "vLLM uses old weights",
         "weights are not synchronised",
@@ -258,12 +221,10 @@ ILLNESS = Illness(
         "LoRA weights do not reach vLLM",
         "parameter synchronization between training and vLLM",
     ),
-    run=check_run,
-    sick=sick,
-    well=well,
-    batch=check_batch,
-    curves=check_curves,
-    source=check_source,
+    sick=lambda: Evidence(
+        (_sampled_by(5, 0.15),), healthy_curves(mismatch_mean=_growth(0.2), mismatch_max=_growth(2.0))
+    ),
+    well=lambda: Evidence((_sampled_by(7, 1e-6),), healthy_curves()),
     scripts=Scripts(sick=SICK_SCRIPT, well=WELL_SCRIPT),
     explains=frozenset({"SAMP06", "RAT07", "ALGN10"}),
 )

@@ -34,29 +34,33 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import LOOP
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.logprobs import MEAN_LOW_PRECISION, both_finite, gap_between
+from assay.doctor.examples.scripts import LOOP
+from assay.doctor.facts.logprobs import MEAN_LOW_PRECISION, both_finite, gap_between, versions_behind
 from assay.programs.facts.sampling.draws import Trained, is_greedy, settings_of, trained_draws, weights_of
 from assay.programs.facts.sampling.scoring import Scale, scale_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.walk import main_input, walk
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy
 
 SIDES = {"old_logprobs": "the trainer's old", "new_logprobs": "the trainer's new", "sampler_logprobs": "the sampler's"}
 MANY = 64  # tokens: a fit of fewer may be chance
 FEWEST = 16  # tokens: below this a fit says nothing
-NEARER = 1 / 3  # raw must be so much nearer than plain; rounding alone leaves the two distances about equal
-AFTERWARDS = 0.05  # the quotient must be so much nearer than plain: it is the same arithmetic but for rounding
-APART = 0.01  # |plain - raw| of a token that can tell the two: where the policy is certain both are 0
+NEARER = 1 / 3  # raw must be this much nearer than plain; rounding alone leaves the two distances about equal
+AFTERWARDS = 0.05  # the quotient must be this much nearer than plain: it is the same arithmetic except for rounding
+APART = 0.01  # |plain - raw| of a token that shows which it is: where the policy is certain both are 0
 LEAST = 1e-3  # mean |difference| from plain that is worth a word
-FIT = (
-    0.4  # R^2 of old - sampler over the sampler's log-prob: measured 0.4 to 0.8 at 0.6 <= T <= 1.2, stale weights 0.01
-)
+# R^2 of old - sampler over the sampler's log-prob: measured 0.4 to 0.8 at 0.6 <= T <= 1.2, with stale weights 0.01
+FIT = 0.4
 SLOPE = 0.15  # of that fit where no temperature is stated: T = 0.7 gives 0.17 to 0.23
+FIX_OF_ENGINE = (
+    "Ask the engine for the log-probs of the tempered distribution (vLLM: logprobs_mode = 'processed_logprobs'); the "
+    "trainer's numbers are right."
+)
 CORRELATION = 0.9  # of old and sampler: numbers of other tokens or of noise are correlated less
 
 
@@ -65,37 +69,39 @@ def check_batch(batch: Batch) -> Verdict:
     asked_again = batch.get("plain_logprobs") is not None and batch.get("plain_raw_logprobs") is not None
     reported = batch.get("old_logprobs") is not None and batch.get("sampler_logprobs") is not None
     if asked_again and temperature != 1.0:
-        untempered = _untempered(batch)
-        if untempered:
-            return _proven(batch, temperature, untempered)
-        divided = _divided_afterwards(batch, temperature)
-        if divided:
-            return _proven_afterwards(temperature, divided)
+        if untempered := _untempered_sides(batch):
+            return _finding(untempered, f", but sampling was at {_in_words(temperature)}", FIX_OF_ENGINE)
+        if divided := _divided_sides(batch, temperature):
+            return _finding(
+                divided,
+                f" divided by {_in_words(temperature)}: the division came after the log-softmax, so that the "
+                "probabilities do not add up to 1",
+            )
     if reported:
-        return _fitted(batch, temperature)
+        return _fit_temperatures(batch, temperature)
     if asked_again and any(batch.get(side) is not None and _same_weights(batch, side) for side in SIDES):
-        return healthy(f"the log-probs are those of temperature {_shown(temperature)}")
+        return healthy(f"the log-probs are those of temperature {_in_words(temperature)}")
     raise Missing("sampler_logprobs and old_logprobs, or plain_logprobs and plain_raw_logprobs")
 
 
-def _untempered(batch: Batch) -> dict[str, Fact]:
-    """The sides whose numbers are those of temperature 1, each with its mean distance from what they should be."""
-    found = {}
-    for side, name in SIDES.items():
+def check_source(program: Program) -> Iterator[Verdict]:
+    seen: set[tuple[Place, Place]] = set()
+    for trained in trained_draws(program):
+        scoring = trained.scoring
+        scored = scale_of(program, scoring.logits)
+        drawn = _drawn_at(program, trained)
+        if scored is None or drawn is None or (trained.draw.place, scoring.value.place) in seen:
+            continue
+        seen.add((trained.draw.place, scoring.value.place))
+        yield _compare(program, trained, scored, *drawn)
+
+
+def _sides(batch: Batch) -> Iterator[tuple[str, Array]]:
+    """The sides with numbers of the weights that were asked again."""
+    for side in SIDES:
         values_BT = batch.get(side)
-        if values_BT is None or not np.isfinite(values_BT).any() or not _same_weights(batch, side):
-            continue
-        wanted = gap_between(batch, side, "plain_logprobs")
-        telling_BT = both_finite(batch, side, "plain_logprobs", "plain_raw_logprobs")
-        plain_BT, raw_BT = batch.need("plain_logprobs", "plain_raw_logprobs")
-        telling_BT = telling_BT & (np.abs(np.where(telling_BT, plain_BT - raw_BT, 0.0)) > APART)
-        if telling_BT.sum() < FEWEST:
-            continue
-        off, raw = (float(np.abs(values_BT - other_BT)[telling_BT].mean()) for other_BT in (plain_BT, raw_BT))
-        if wanted.mean > LEAST and raw < min(NEARER * off, MEAN_LOW_PRECISION):
-            what = f"mean |{name} log-prob - the model's|, at temperature 1 only {raw:.2g}"
-            found[side] = Fact(what, off, LEAST, batch.step, wanted.row, wanted.token)
-    return found
+        if values_BT is not None and np.isfinite(values_BT).any() and _same_weights(batch, side):
+            yield side, values_BT
 
 
 def _same_weights(batch: Batch, side: str) -> bool:
@@ -103,48 +109,46 @@ def _same_weights(batch: Batch, side: str) -> bool:
     return side == "new_logprobs" or batch.numbers.get("update", 0) == 0
 
 
-def _divided_afterwards(batch: Batch, temperature: float | None) -> dict[str, Fact]:
-    """The sides whose numbers are log-probs of temperature 1, divided by the temperature: no distribution at all."""
+def _untempered_sides(batch: Batch) -> dict[str, Fact]:
+    """The sides whose numbers are those of temperature 1, each with its mean distance from what they should be."""
+    found = {}
+    plain_BT, raw_BT = batch.need("plain_logprobs", "plain_raw_logprobs")
+    for side, values_BT in _sides(batch):
+        wanted = gap_between(batch, side, "plain_logprobs")
+        telling_BT = both_finite(batch, side, "plain_logprobs", "plain_raw_logprobs")
+        telling_BT = telling_BT & (np.abs(np.where(telling_BT, plain_BT - raw_BT, 0.0)) > APART)
+        if telling_BT.sum() < FEWEST:
+            continue
+        off, raw = (float(np.abs(values_BT - other_BT)[telling_BT].mean()) for other_BT in (plain_BT, raw_BT))
+        if wanted.mean > LEAST and raw < min(NEARER * off, MEAN_LOW_PRECISION):
+            what = f"mean |{SIDES[side]} log-prob - the model's|, at temperature 1 only {raw:.2g}"
+            found[side] = Fact(what, off, LEAST, batch.step, wanted.row, wanted.token)
+    return found
+
+
+def _divided_sides(batch: Batch, temperature: float | None) -> dict[str, Fact]:
+    """The sides whose numbers are log-probs of temperature 1, divided by the temperature: not a distribution."""
     found: dict[str, Fact] = {}
     if not temperature or temperature <= 0:
         return found
     (raw_BT,) = batch.need("plain_raw_logprobs")
-    for side, name in SIDES.items():
-        values_BT = batch.get(side)
-        if values_BT is None or not np.isfinite(values_BT).any() or not _same_weights(batch, side):
-            continue
+    for side, values_BT in _sides(batch):
         wanted, inside_BT = gap_between(batch, side, "plain_logprobs"), both_finite(batch, side, "plain_raw_logprobs")
-        off = float(np.abs(batch.arrays[side] - raw_BT / temperature)[inside_BT].mean())
+        off = float(np.abs(values_BT - raw_BT / temperature)[inside_BT].mean())
         if wanted.tokens >= FEWEST and wanted.mean > LEAST and off < AFTERWARDS * wanted.mean:
-            what = f"mean |{name} log-prob - the model's|, that of 1 divided by {temperature:.3g} only {off:.2g}"
+            what = f"mean |{SIDES[side]} log-prob - the model's|, that of 1 divided by {temperature:.3g} only {off:.2g}"
             found[side] = Fact(what, wanted.mean, LEAST, batch.step, wanted.row, wanted.token)
     return found
 
 
-def _proven_afterwards(temperature: float | None, divided: dict[str, Fact]) -> Verdict:
-    who = " and ".join(SIDES[side] for side in divided)
-    return finding(
-        f"{who} log-probs are those of temperature 1 divided by {_shown(temperature)}: the division came after the "
-        "log-softmax, so that the probabilities do not add up to 1",
-        *divided.values(),
-    )
+def _finding(found: dict[str, Fact], what: str, of_engine: str = "") -> Verdict:
+    """`of_engine`: the fix where the trainer's numbers are right."""
+    who = " and ".join(SIDES[side] for side in found)
+    is_engines = set(found) == {"sampler_logprobs"}
+    return finding(f"{who} log-probs are those of temperature 1{what}", *found.values(), fix=of_engine * is_engines)
 
 
-def _proven(batch: Batch, temperature: float | None, untempered: dict[str, Fact]) -> Verdict:
-    trainers = [side for side in untempered if side != "sampler_logprobs"]
-    who = " and ".join(SIDES[side] for side in untempered)
-    message = f"{who} log-probs are those of temperature 1, but sampling was at {_shown(temperature)}"
-    if not trainers:
-        return finding(
-            message,
-            *untempered.values(),
-            fix="Ask the engine for the log-probs of the tempered distribution (vLLM: logprobs_mode = "
-            "'processed_logprobs'); the trainer's numbers are right.",
-        )
-    return finding(message, *untempered.values())
-
-
-def _fitted(batch: Batch, temperature: float | None) -> Verdict:
+def _fit_temperatures(batch: Batch, temperature: float | None) -> Verdict:
     """old - sampler = (T - 1) * sampler + a term of the context, if the one is untempered and the other not."""
     inside_BT = both_finite(batch, "old_logprobs", "sampler_logprobs")
     old_N, sampler_N = (values_BT[inside_BT] for values_BT in batch.need("old_logprobs", "sampler_logprobs"))
@@ -164,7 +168,7 @@ def _fitted(batch: Batch, temperature: float | None) -> Verdict:
     bent = fit > FIT and alike > CORRELATION and _both_signs(difference_N)
     if bent and _plausible(float(slope), temperature):
         return finding(
-            f"trainer and sampler use different temperatures (sampling is stated at {_shown(temperature)}): old - "
+            f"trainer and sampler use different temperatures (sampling is stated at {_in_words(temperature)}): old - "
             f"sampler is {slope:+.2f} times the log-prob itself, a ratio of temperatures of {1 + slope:.2g} or further "
             "from 1",
             *facts,
@@ -175,10 +179,8 @@ def _fitted(batch: Batch, temperature: float | None) -> Verdict:
 
 def _is_older(batch: Batch) -> bool:
     """Whether older weights sampled, which may have been less sharp."""
-    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
-    if versions_B is None or not len(versions_B) or version is None:
-        return bool(batch.settings.get("correction", "off") != "off")
-    return int(versions_B.min()) < version - batch.numbers.get("update", 0)
+    behind = versions_behind(batch)
+    return bool(batch.settings.get("correction", "off") != "off") if behind is None else behind > 0
 
 
 def _both_signs(difference_N: Array) -> bool:
@@ -194,40 +196,8 @@ def _plausible(slope: float, temperature: float | None) -> bool:
     return 0.2 * largest < abs(slope) < 1.2 * largest
 
 
-def _shown(temperature: float | None) -> str:
+def _in_words(temperature: float | None) -> str:
     return "an unstated temperature" if temperature is None else f"{temperature:.3g}"
-
-
-def _sharper(logprobs_BT: Array, temperature: float) -> Array:
-    """log-probs at a lower temperature, of a token against one other: z / T against the other's z / T."""
-    others_BT = np.log(-np.expm1(np.minimum(logprobs_BT, -1e-9)))
-    return logprobs_BT / temperature - np.logaddexp(logprobs_BT / temperature, others_BT / temperature)
-
-
-def sick() -> Evidence:
-    """The engine sampled at 0.7; old and new are those of temperature 1."""
-    batch = healthy_batch(temperature=0.7)
-    tempered_BT = np.where(batch.arrays["mask"], _sharper(batch.arrays["plain_logprobs"], 0.7), 0.0)
-    return of_batch(edited(batch, plain_logprobs=tempered_BT, sampler_logprobs=tempered_BT))
-
-
-def well() -> Evidence:
-    """The same temperature, and every log-prob is that of 0.7."""
-    batch = healthy_batch(temperature=0.7)
-    raw_BT = np.where(batch.arrays["mask"], _sharper(batch.arrays["plain_logprobs"], 1 / 0.7), 0.0)
-    return of_batch(edited(batch, plain_raw_logprobs=raw_BT))
-
-
-def check_source(program: Program) -> Iterator[Verdict]:
-    seen: set[tuple[Place, Place]] = set()
-    for trained in trained_draws(program):
-        scoring = trained.scoring
-        scored = scale_of(program, scoring.logits)
-        drawn = _drawn_at(program, trained)
-        if scored is None or drawn is None or (trained.draw.place, scoring.value.place) in seen:
-            continue
-        seen.add((trained.draw.place, scoring.value.place))
-        yield _compared(program, trained, scored, *drawn)
 
 
 def _drawn_at(program: Program, trained: Trained) -> tuple[float | None, tuple[Value, ...], Place] | None:
@@ -251,17 +221,16 @@ def _drawn_at(program: Program, trained: Trained) -> tuple[float | None, tuple[V
     return None if number == 0 else (number, (given,), given.place if given.op == "constant" else draw.place)
 
 
-def _compared(
+def _compare(
     program: Program, trained: Trained, scored: Scale, drawn: float | None, set_by: tuple[Value, ...], where: Place
 ) -> Verdict:
     scoring = trained.scoring
     name, places = scoring.value.shown, (scoring.normaliser.place, where)
     why = program.kinds.why(scoring.value)
-    late = _late_factor(program, trained)
+    late = _late_factor(trained)
     if late is not None and not scored.factors:
         return finding(
-            f"{late.shown} divides log-probs after the log-softmax: they are no log-probs of any temperature",
-            confidence=Confidence.LIKELY,
+            f"{late.shown} divides log-probs after the log-softmax: they are not log-probs of any temperature",
             places=(late.place, where),
             why=why,
         )
@@ -272,29 +241,26 @@ def _compared(
         how = "without dividing the logits" if not scored.factors else f"at temperature {trained_at:g}"
         return finding(
             f"tokens are drawn at temperature {drawn:g}, and the log-probs in the loss ({name}) are computed {how}",
-            confidence=Confidence.LIKELY,
             places=places,
             why=why,
         )
-    same = {id(one) for one in set_by} & {id(one) for _, one in scored.factors}
-    if same and any(op == "mul" for op, one in scored.factors if id(one) in same):
+    set_by_ids = {id(value) for value in set_by}
+    if any(op == "mul" for op, factor in scored.factors if id(factor) in set_by_ids):
         return finding(
             f"the logits of {name} are multiplied by the temperature, and tokens are drawn from logits divided by it",
-            confidence=Confidence.LIKELY,
             places=places,
             why=why,
         )
     return healthy("the temperatures of drawing and scoring are not numbers in the text", places=places)
 
 
-def _late_factor(program: Program, trained: Trained) -> Value | None:
+def _late_factor(trained: Trained) -> Value | None:
     """A setting that divides what a log-softmax gave, before tokens are picked."""
-    value: Value | None = trained.scoring.value.input
-    while value is not None and value is not trained.scoring.normaliser:
-        other = value.argument("other")
-        if value.op in ("div", "mul") and other is not None and (other.constant is not None and _is_setting(other)):
+    scoring = trained.scoring
+    for value in walk(main_input(scoring.value), main_input, until=lambda value: value is scoring.normaliser):
+        other = value.argument("other") if value is not scoring.normaliser else None
+        if value.op in ("div", "mul") and other is not None and other.constant is not None and _is_setting(other):
             return value
-        value = value.input
     return None
 
 
@@ -302,17 +268,36 @@ def _is_setting(value: Value) -> bool:
     return isinstance(value.constant, float) or value.op in ("config", "parameter")
 
 
+def _sharper(logprobs_BT: Array, temperature: float) -> Array:
+    """log-probs at a lower temperature, of a token against one other: z / T against the other's z / T."""
+    others_BT = np.log(-np.expm1(np.minimum(logprobs_BT, -1e-9)))
+    return logprobs_BT / temperature - np.logaddexp(logprobs_BT / temperature, others_BT / temperature)
+
+
+def sick() -> Evidence:
+    """The engine sampled at 0.7; old and new are those of temperature 1."""
+    batch = healthy_batch(temperature=0.7)
+    tempered_BT = np.where(batch.arrays["mask"], _sharper(batch.arrays["plain_logprobs"], 0.7), 0.0)
+    return of_batch(edited(batch, plain_logprobs=tempered_BT, sampler_logprobs=tempered_BT))
+
+
+def well() -> Evidence:
+    """The same temperature, and every log-prob is that of 0.7."""
+    batch = healthy_batch(temperature=0.7)
+    raw_BT = np.where(batch.arrays["mask"], _sharper(batch.arrays["plain_logprobs"], 1 / 0.7), 0.0)
+    return of_batch(edited(batch, plain_raw_logprobs=raw_BT))
+
+
 SICK = LOOP.replace(
     "logits = model(ids)[:, prompts.shape[1] - 1:-1] / TEMPERATURE", "logits = model(ids)[:, prompts.shape[1] - 1:-1]"
 )
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SAMP01",
-    name="temperature_mismatch",
     severity=Severity.HARMFUL,
     summary="log-probs are not computed at the sampling temperature",
     fix="Divide the logits by the sampling temperature before the log-softmax, in every pass that makes log-probs.",
-    explanation=__doc__,
     symptoms=(
         "ratio is not 1 with temperature below 1",
         "log-probs do not match at temperature 0.7",
@@ -320,8 +305,6 @@ ILLNESS = Illness(
     ),
     sick=sick,
     well=well,
-    batch=check_batch,
-    source=check_source,
     scripts=Scripts(SICK, LOOP),
     explains=frozenset({"SAMP06", "RAT01", "RAT07", "SYNC01", "KL05", "MODE01"}),
 )

@@ -21,9 +21,9 @@ a model's own generation config may bring top_k = 50 with it.
 
 ## When it is wrong
 Where the policy is sharp, sampling at a temperature below 1 that old does not have also lies above old at nearly every
-token; where the model can be asked, SAMP01 tells the two apart. An engine that reports the raw model's log-probs hides
-the cut; then this check sees nothing. A correction by importance weights does not repair truncation: it only scales the
-gradient.
+token; where the model can be asked, SAMP01 distinguishes the two. An engine that reports the raw model's log-probs
+hides the cut; then this check sees nothing. A correction by importance weights does not repair truncation: it only
+scales the gradient.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness, Scripts
+from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.example_trainers import GENERATE
 from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.logprobs import both_finite
+from assay.doctor.examples.scripts import GENERATE
+from assay.doctor.facts.logprobs import both_finite
 from assay.programs.facts.kinds import SCORES, Kind
 from assay.programs.facts.origin import is_network_call
 from assay.programs.facts.sampling.draws import is_greedy, settings_of, shown_number, trained_draws, weights_of
@@ -51,6 +51,7 @@ from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import peel, walk
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
+OF_VOCABULARY = (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
 FEWEST = 16  # tokens
 ABOVE = 1e-3  # old above sampler by more than this is not float32 rounding
 ABOVE_LOW_PRECISION = 0.2  # in bfloat16 single tokens are off by more: SHARE lets them
@@ -107,7 +108,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         seen.add(id(draw))
         if draw.op == "generate":
-            yield from _told_to_cut(program, draw)
+            yield from _check_settings(program, draw)
             continue
         weights = weights_of(draw)
         cut = _cut(program, weights) if weights is not None and not is_greedy(draw) else None
@@ -115,7 +116,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield finding(
                 f"tokens are drawn from what {cut.shown} leaves of the distribution, and the log-probs in the loss are "
                 "those of all of it",
-                confidence=Confidence.LIKELY,
                 places=(cut.place, trained.scoring.normaliser.place),
                 why=program.kinds.why(trained.scoring.value),
             )
@@ -155,7 +155,7 @@ def _is_another_token(difference_N: np.ndarray) -> bool:
     return bool((~differing_N).mean() > SILENT and np.median(np.abs(difference_N[differing_N])) > math.log(2))
 
 
-def _told_to_cut(program: Program, draw: Value) -> Iterator[Verdict]:
+def _check_settings(program: Program, draw: Value) -> Iterator[Verdict]:
     settings = settings_of(program, draw)
     do_sample = settings.given.get("do_sample")
     if settings.engine != "vllm" and do_sample is not None and do_sample.constant is False:
@@ -166,7 +166,6 @@ def _told_to_cut(program: Program, draw: Value) -> Iterator[Verdict]:
         where = next(iter(cuts.values())).place
         yield finding(
             f"tokens are drawn with {named}, and the log-probs in the loss are those of the whole distribution",
-            confidence=Confidence.LIKELY,
             places=(where if settings.config is None else settings.config.place, draw.place),
         )
     elif not settings.is_open and settings.given.get("top_k") is not None:
@@ -176,29 +175,25 @@ def _told_to_cut(program: Program, draw: Value) -> Iterator[Verdict]:
 def _cut(program: Program, value: Value | None) -> Value | None:
     """The top-k, sort or threshold that takes tokens away between a network and the weights of a draw."""
 
-    def is_end(one: Value) -> bool:
-        return is_network_call(one, program.kinds) or is_off(one)
+    def is_end(value: Value) -> bool:
+        return is_network_call(value, program.kinds) or is_off(value)
 
-    def weights(one: Value) -> list[Value]:
-        return [part for part in one.inputs if not program.kinds.is_a(part, Kind.SAMPLED)]
+    def weights(value: Value) -> list[Value]:
+        return [part for part in value.inputs if not program.kinds.is_a(part, Kind.SAMPLED)]
 
     for current in walk(value, weights, until=is_end) if value is not None else ():
         if is_end(current):
             continue
-        inner = program.kinds.of(current.input)
-        of_vocabulary = inner is not None and inner.kind in (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
+        of_vocabulary = program.kinds.is_a(current.input, *OF_VOCABULARY)
         if current.op == "topk" and of_vocabulary and _number(current.argument("k")) > 0:
             return current
-        if current.op == "cumsum" and inner is not None and inner.kind is Kind.PROBABILITIES and _has_bound(current):
+        is_running_sum = current.op == "cumsum" and program.kinds.is_a(current.input, Kind.PROBABILITIES)
+        if is_running_sum and _has_bound(current):
             return current
-        is_bound = current.op in ("lt", "le", "gt", "ge") and (of_vocabulary or _is_of_vocabulary(program, current))
-        if is_bound and not _is_of_topk(current):
+        of_vocabulary |= program.kinds.is_a(current.argument("other"), *OF_VOCABULARY)
+        if current.op in ("lt", "le", "gt", "ge") and of_vocabulary and not _is_of_topk(current):
             return current
     return None
-
-
-def _is_of_vocabulary(program: Program, comparison: Value) -> bool:
-    return program.kinds.is_a(comparison.argument("other"), *SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
 
 
 def _is_of_topk(comparison: Value) -> bool:
@@ -220,7 +215,7 @@ def _has_bound(running: Value, depth: int = 4) -> bool:
     """Whether a running sum of probabilities is compared with a number below 1."""
     for user in running.users:
         if user.op in ("lt", "le", "gt", "ge"):
-            bounds = [number_of(one) for one in user.inputs if one is not running]
+            bounds = [number_of(bound) for bound in user.inputs if bound is not running]
             if any(bound is not None and 0 < bound < 1 for bound in bounds):
                 return True
         elif depth and user.op in ("sub", "index", "cast", "phi", "roll", "pad") and _has_bound(user, depth - 1):
@@ -243,28 +238,21 @@ def sick() -> Evidence:
     return of_batch(edited(batch, sampler_logprobs=sampler_BT))
 
 
-def well() -> Evidence:
-    """The same setting; the trainer renormalises over the same tokens."""
-    return of_batch(healthy_batch(top_p=0.9, support_kept=True))
-
-
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="SAMP02",
-    name="truncated_sampling",
     severity=Severity.HARMFUL,
     summary="sampling is truncated (top_k, top_p, min_p) and training is not",
     fix="Switch truncation off (top_k = 0, top_p = 1, min_p = 0), or renormalise the trainer's log-probs over the same "
     "tokens.",
-    explanation=__doc__,
     symptoms=(
         "log-probs do not match with top_p or top_k",
         "ratio is biased with top_k top_p min_p sampling",
     ),
-    run=check_run,
     sick=sick,
-    well=well,
-    batch=check_batch,
-    source=check_source,
+    well=lambda: of_batch(
+        healthy_batch(top_p=0.9, support_kept=True)
+    ),  # the same setting; the trainer renormalises over the same tokens
     scripts=Scripts(GENERATE.replace("top_k=0, top_p=1.0", "top_k=0, top_p=0.9"), GENERATE),
     explains=frozenset({"SAMP06", "SYNC01", "RAT07", "ALGN09"}),
 )

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import changed
+from assay.doctor.catalogue import Scripts, illness, one_per_place
+from assay.doctor.examples.scripts import changed
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.facts.optimizer.ownership import contains, direct_parts, is_network
@@ -39,57 +39,37 @@ from assay.programs.run.origins import above
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Confidence, Edit, Place, Severity, Verdict, finding, healthy
+from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
 NUMBERS = ("mean", "sum", "div", "add", "sub", "mul", "neg", "mse_loss", "cross_entropy", "masked_mean")
 POLICIES = (TermKind.SURROGATE, TermKind.POLICY)
-HARMLESS = (
-    "mean",
-    "sum",
-    "len",
-    "leave",
-    "string",
-    "index",
-    "element",
-    "append",
-    "tensor",
-    "std",
-    "max",
-    "min",
-    "table",
-)
+HARMLESS = frozenset("mean sum len leave string index element append tensor std max min table".split())
 KEPT = 3  # earlier updates whose numbers are still alive with a graph: one or two may be on their way out
 
 
+@one_per_place
 def check_source(program: Program) -> Iterator[Verdict]:
-    behind = {id(one) for loss, _ in program.losses for one in ancestors(loss)}
-    told: set[Place] = set()
+    behind = {id(value) for loss, _ in program.losses for value in ancestors(loss)}
     for append in program.of("append"):
-        kept = _kept(program, append, behind)
-        if kept is None or append.place in told:
-            continue
-        told.add(append.place)
+        kept = _kept_value(program, append, behind)
         if kept is append:
             yield healthy("what is collected carries no graph", places=(append.place,))
-            continue
-        inside = append.place_of("value")
-        plain = inside is not append.place and kept is append.argument("value") and not inside.text.endswith("..")
-        yield finding(
-            f"`{append.place.text}` keeps {kept.shown} with its graph",
-            confidence=Confidence.LIKELY,
-            places=(append.place, kept.place),
-            edit=Edit(inside, f"{inside.text}.item()") if plain and inside.text.isidentifier() else None,
-        )
+        elif kept is not None:
+            inside = append.place_of("value")
+            plain = inside is not append.place and kept is append.argument("value") and not inside.text.endswith("..")
+            yield finding(
+                f"`{append.place.text}` keeps {kept.shown} with its graph",
+                places=(append.place, kept.place),
+                edit=Edit(inside, f"{inside.text}.item()") if plain and inside.text.isidentifier() else None,
+            )
     for value in program.of("in_place", "add"):
-        added = _added(program, value, behind)
-        if added is not None and value.place not in told:
-            told.add(value.place)
+        added = _summand(program, value, behind)
+        if added is not None:
             yield finding(
                 f"`{value.place.text}` adds up {added.shown} with its graph",
-                confidence=Confidence.LIKELY,
                 places=(value.place, added.place),
             )
-    yield from _passes(program, told)
+    yield from _passes(program)
 
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
@@ -99,10 +79,10 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
                 f"numbers of {kept.updates} earlier updates are kept with their graphs: detach() or item() them",
                 places=(kept.place,),
             )
-    yield from _summed(run)
+    yield from _sums_of_losses(run)
 
 
-def _kept(program: Program, append: Value, behind: set[int]) -> Value | None:
+def _kept_value(program: Program, append: Value, behind: set[int]) -> Value | None:
     """What is kept with a graph; the append itself if nothing is; None if that is not to be judged."""
     listing, value = append.input, append.argument("value")
     if listing is None or value is None or not append.context.loops:
@@ -119,20 +99,20 @@ def _kept(program: Program, append: Value, behind: set[int]) -> Value | None:
         if is_metric or (part.op in NUMBERS and _is_only_read(listing)):
             return part
         return None
-    judged = any(one.op == "leave" or one.op == "detach" for one in parts)
+    judged = any(part.op in ("leave", "detach") for part in parts)
     return append if judged else None
 
 
 def _is_stepped(program: Program, append: Value) -> bool:
     """Whether the loop differentiates what it collects, turn by turn."""
-    return any(append.context.loops[-1] in one.context.loops for one in program.of("backward"))
+    return any(append.context.loops[-1] in call.context.loops for call in program.of("backward"))
 
 
 def _is_only_read(listing: Value) -> bool:
     return all(user.op in HARMLESS or user.name.startswith("builtins.print") for user in listing.users)
 
 
-def _added(program: Program, change: Value, behind: set[int]) -> Value | None:
+def _summand(program: Program, change: Value, behind: set[int]) -> Value | None:
     """loss of `total += loss`, where each turn differentiates its own part and the total is never differentiated."""
     total = change if change.op == "add" else change.input
     is_total = change.name == "augmented" or (total is not None and _comes_back(total))
@@ -145,8 +125,8 @@ def _added(program: Program, change: Value, behind: set[int]) -> Value | None:
     from_before = (target.op == "phi" and target.name == "turn") or loop not in target.context.loops
     if not from_before:
         return None
-    losses = [one for one in program.of("backward") if loop in one.context.loops]
-    if not losses or program.origins.gradient(added) is not True or not program.origins.forwards(added):
+    is_stepped = any(loop in call.context.loops for call in program.of("backward"))
+    if not is_stepped or program.origins.gradient(added) is not True or not program.origins.forwards(added):
         return None
     return added
 
@@ -163,20 +143,20 @@ def _comes_back(total: Value) -> bool:
     return first is not None and first.op == "phi" and first.name == "turn" and first.argument("1") is total
 
 
-def _passes(program: Program, told: set[Place]) -> Iterator[Verdict]:
+def _passes(program: Program) -> Iterator[Verdict]:
     """A pass of a network that no optimizer holds, with gradients, in a loss."""
     every = optimizers(program)
-    if not every or any(one.networks is None for one in every):
+    if not every or any(optimizer.networks is None for optimizer in every):
         return
     for loss, terms in program.losses:
-        if not any(is_trained(program, one) for one in program.origins.networks(loss)):
+        if not any(is_trained(program, model) for model in program.origins.networks(loss)):
             continue
-        policies = [one for term in terms if term.kind in POLICIES for one in _actors(program, term)]
-        if any(not is_trained(program, one) for one in policies):
+        policies = [model for term in terms if term.kind in POLICIES for model in _actors(program, term)]
+        if any(not is_trained(program, policy) for policy in policies):
             continue  # the policy itself is held by no optimizer: another illness
         for call in program.origins.forwards(loss):
             model = call.arguments.get("model")
-            if call.op != "forward" or model is None or not is_network(network(model)) or call.place in told:
+            if call.op != "forward" or model is None or not is_network(network(model)):
                 continue
             whole = network(model)
             if whole.op == "instance" and not direct_parts(program, whole):
@@ -185,31 +165,29 @@ def _passes(program: Program, told: set[Place]) -> Iterator[Verdict]:
                 continue
             if call.context.adapter_off or not is_differentiated(program, call):
                 continue
-            told.add(call.place)
             first = call.context.calls[-1] if call.context.calls else call.place
             yield finding(
                 f"`{first.text}` runs {network(model).shown} with gradients, though no optimizer holds it",
-                confidence=Confidence.LIKELY,
                 places=(first, call.place),
                 fix="Score with it under torch.no_grad(), and freeze it.",
             )
 
 
 def _is_partly_held(program: Program, model: Value, every: list[Optimizer]) -> bool:
-    held = [one for optimizer in every for one in optimizer.networks or ()]
-    return any(contains(program, one, model) or contains(program, model, one) for one in held)
+    held = [network for optimizer in every for network in optimizer.networks or ()]
+    return any(contains(program, part, model) or contains(program, model, part) for part in held)
 
 
-def _summed(run: WatchedRun) -> Iterator[Verdict]:
+def _sums_of_losses(run: WatchedRun) -> Iterator[Verdict]:
     """Sums of losses that went backward already, and keep their graphs."""
     used = {id(value) for backward in run.backwards for value in above(backward.loss)}
     calls = run.graph.of("backward")
     gone = {id(backward.loss): call.order for backward, call in zip(run.backwards, calls, strict=False)}
     for value in run.graph.of("add"):
-        one, other = value.input, value.arguments.get("other")
-        if not requires_grad(value) or id(value) in used or one is None or other is None:
+        left, right = value.input, value.arguments.get("other")
+        if not requires_grad(value) or id(value) in used or left is None or right is None:
             continue
-        for kept, added in ((one, other), (other, one)):
+        for kept, added in ((left, right), (right, left)):
             again = kept.op == "add" and kept.place == value.place and requires_grad(kept)
             if again and gone.get(id(added), value.order) < value.order:
                 yield finding(
@@ -223,20 +201,17 @@ WELL = changed("for step in range(100):\n", "losses = []\nfor step in range(100)
 )
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="PERF02",
-    name="graph_kept",
     severity=Severity.WASTEFUL,
     summary="graphs of passes are kept after their update, or built for a network that is not trained",
     fix="Collect numbers (loss.item() or loss.detach()), and score with frozen networks under torch.no_grad().",
-    explanation=__doc__,
     symptoms=(
         "out of memory",
         "memory grows every step",
         "CUDA OOM after some steps",
         "memory leak",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=WELL.replace("append(loss.item())", "append(loss)"), well=WELL),
 )

@@ -27,8 +27,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from assay.doctor.catalogue import Illness, Scripts
-from assay.doctor.example_script import GRPO, changed
+from assay.doctor.catalogue import Scripts, illness, one_per_place
+from assay.doctor.examples.scripts import GRPO, changed
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.modes import mode_at
 from assay.programs.facts.origin import network, same_network
@@ -37,28 +37,25 @@ from assay.programs.program import Program
 from assay.programs.run.sight import sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Confidence, Place, Severity, Verdict, finding, healthy
+from assay.verdict import Place, Severity, Verdict, finding, healthy
 
 LEAST_PASSES = 4  # inside one generate(), or in one loop
 
 
+@one_per_place
 def check_source(program: Program) -> Iterator[Verdict]:
-    told: set[Place] = set()
     for value in program.of("generate"):
-        if value.place in told or value.input is None:
+        if value.input is None:
             continue
-        told.add(value.place)
-        found = _switched_off(program, value) or _checkpointed(program, value)
+        found = _switched_off(program, value) or _checkpointing(program, value)
         if found is not None:
-            yield finding(found[0], confidence=Confidence.LIKELY, places=(found[1].place, value.place))
+            yield finding(found[0], places=(found[1].place, value.place))
         else:
             yield healthy("generation may use its cache", places=(value.place,))
     for value in program.of("forward"):
-        if value.setting("given_use_cache") is False and value.place not in told and _grows(program, value):
-            told.add(value.place)
+        if value.setting("given_use_cache") is False and _grows(program, value):
             yield finding(
                 f"`{value.place.text}` runs the whole sequence again for each token, with the cache off",
-                confidence=Confidence.LIKELY,
                 places=(value.place,),
             )
 
@@ -88,30 +85,24 @@ def _switched_off(program: Program, call: Value) -> tuple[str, Value] | None:
     config = call.argument("generation_config")
     if config is not None and config.op == "call" and config.setting("use_cache") is False:
         return f"`{call.place.text}` generates with a config that has use_cache=False", config
-    for value in program.of("setattr"):
-        owner = value.input
-        if (
-            value.name != "use_cache"
-            or value.setting("value") is not False
-            or owner is None
-            or "use_cache" in call.arguments
-        ):
-            continue
-        of_model = owner.op == "attribute" and owner.name == "generation_config" and owner.input is not None
-        if value.order < call.order and (owner is config or (of_model and _is_of(owner.input, call.input))):
-            later = [one for one in program.of("setattr") if one.name == "use_cache" and one.order > value.order]
-            return None if later else (f"`{value.place.text}` switches the cache of generate() off", value)
+    changes = [value for value in program.of("setattr") if value.name == "use_cache" and value.input is not None]
+    for change in changes if "use_cache" not in call.arguments else ():
+        owner = change.arguments["input"]
+        of_model = owner.op == "attribute" and owner.name == "generation_config" and _is_of(owner.input, call.input)
+        if change.setting("value") is False and change.order < call.order and (owner is config or of_model):
+            is_last = all(other.order <= change.order for other in changes)
+            return (f"`{change.place.text}` switches the cache of generate() off", change) if is_last else None
     return None
 
 
-def _is_of(one: Value | None, other: Value | None) -> bool:
-    return one is not None and other is not None and same_network(one, other)
+def _is_of(owner: Value | None, model: Value | None) -> bool:
+    return owner is not None and model is not None and same_network(owner, model)
 
 
-def _checkpointed(program: Program, call: Value) -> tuple[str, Value] | None:
+def _checkpointing(program: Program, call: Value) -> tuple[str, Value] | None:
     assert call.input is not None
-    on = [one for one in program.of("gradient_checkpointing_enable") if _is_of(one.input, call.input)]
-    off = [one for one in program.of("method") if one.name == "gradient_checkpointing_disable"]
+    on = [value for value in program.of("gradient_checkpointing_enable") if _is_of(value.input, call.input)]
+    off = [value for value in program.of("method") if value.name == "gradient_checkpointing_disable"]
     if not on or off or on[0].order > call.order:
         return None
     training, since = mode_at(program, network(call.input), call)
@@ -129,8 +120,8 @@ def _grows(program: Program, call: Value) -> bool:
         return False
     for value in list(ancestors(ids))[:60]:
         if value.op == "cat" and call.context.loops[-1] in value.context.loops:
-            drawn = [one for one in ancestors(value) if program.kinds.is_a(one, Kind.SAMPLED)]
-            if any(any(made is call for made in ancestors(one)) for one in drawn[:8]):
+            drawn = [part for part in ancestors(value) if program.kinds.is_a(part, Kind.SAMPLED)]
+            if any(call in ancestors(part) for part in drawn[:8]):
                 return True
     return False
 
@@ -143,13 +134,12 @@ def _without_cache(widths: Sequence[int], place: Place) -> Verdict:
     )
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="PERF01",
-    name="kv_cache",
     severity=Severity.WASTEFUL,
     summary="tokens are generated without a cache of keys and values",
     fix="Generate in eval mode with use_cache=True; gradient checkpointing and train mode are for the update only.",
-    explanation=__doc__,
     symptoms=(
         "generation is slow",
         "slow generation",
@@ -157,7 +147,5 @@ ILLNESS = Illness(
         "no KV cache",
         "generation takes hours",
     ),
-    run=check_run,
-    source=check_source,
     scripts=Scripts(sick=changed("max_new_tokens=64)", "max_new_tokens=64, use_cache=False)"), well=GRPO),
 )

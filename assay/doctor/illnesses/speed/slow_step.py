@@ -1,8 +1,8 @@
 """
 ## What it checks
 Where the seconds of a step go: which stage takes most of them, what a generated token costs there, how many forward
-passes a step makes, how much of them is padding, whether the first steps, some steps or all of them are slow, and what
-halving the largest stage would gain. The numbers are always shown. It is a finding when something is plainly wasted:
+passes it takes, how much of them is padding, whether the first steps, some steps or all of them are slow, and what
+halving the largest stage would gain. The numbers are always shown. It is a finding when something is clearly wasted:
 more than half of the time in scoring, more than 70 % padding, or a fifth of the steps five times slower than the rest.
 
 ## Why it hurts
@@ -26,17 +26,19 @@ setting explains. Seconds of stages that overlap do not add up.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from assay.doctor.catalogue import Illness
-from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.catalogue import illness
+from assay.doctor.evidence import Curves
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
 
 FEWEST = 5  # steps with a time
 SCORING = 0.5  # of the step
-BRIEF = 1.0  # seconds a step: whoever waits for less has no problem
+BRIEF = 1.0  # seconds per step: whoever waits for less has no problem
 PADDING = 0.7  # of the positions
 SPIKE = 5.0  # times the median
 SPIKES = 0.2  # of the steps
@@ -51,7 +53,7 @@ def check_curves(curves: Curves) -> Verdict:
         raise Missing(f"seconds of {FEWEST} steps")
     median = float(np.median(known_N))
     stages = _stages(curves)
-    facts = [Fact("median seconds a step", median), *_stage_facts(curves, stages, median), *_passes(curves)]
+    facts = [Fact("median seconds per step", median), *_stage_facts(curves, stages, median), *_passes(curves)]
     complaints, fixes = [], []
     scoring = stages.get("scored", 0.0) / median if median > 0 else 0.0
     if scoring > SCORING and median > BRIEF:
@@ -70,27 +72,21 @@ def check_curves(curves: Curves) -> Verdict:
         fixes.append("Look for what comes with those steps: a new shape that is compiled, a checkpoint, an evaluation.")
     if not complaints:
         return healthy(f"a step takes {median:.2g} s; {pattern.value}", *facts)
-    return finding("; ".join(complaints), *facts, confidence=Confidence.POSSIBLE, fix=" ".join(fixes))
+    return finding("; ".join(complaints), *facts, fix=" ".join(fixes))
 
 
 def _stages(curves: Curves) -> dict[str, float]:
     """Median seconds by stage, the largest first; a stage that does not run in every step counts as 0 there."""
-    names = {name for row in curves.timings for name in row if name.startswith(_STAGE)}
-    medians = {}
-    for name in sorted(names):
-        values = [row.get(name) or 0.0 for row in curves.timings]
-        medians[name.removeprefix(_STAGE)] = float(np.median(values))
-    return dict(sorted(medians.items(), key=lambda item: -item[1]))
+    names = sorted({name for row in curves.timings for name in row if name.startswith(_STAGE)})
+    medians = {name: float(np.median([row.get(name) or 0.0 for row in curves.timings])) for name in names}
+    largest_first = sorted(medians.items(), key=lambda item: -item[1])
+    return {name.removeprefix(_STAGE): median for name, median in largest_first}
 
 
 def _stage_facts(curves: Curves, stages: dict[str, float], median: float) -> list[Fact]:
-    facts = [
-        Fact(f"seconds in {stage}", f"{seconds:.3g} ({seconds / median:.0%})")
-        for stage, seconds in stages.items()
-        if median > 0
-    ]
-    if not facts:
+    if not stages or median <= 0:
         return []
+    facts = [Fact(f"seconds in {stage}", f"{spent:.3g} ({spent / median:.0%})") for stage, spent in stages.items()]
     largest, seconds = next(iter(stages.items()))
     if curves.has("tokens_generated"):
         tokens = float(np.nanmedian(curves.need("tokens_generated")[0]))
@@ -113,7 +109,7 @@ def _passes(curves: Curves) -> list[Fact]:
     facts = [Fact("forward passes over the answers of a step", f"{sum(parts.values())} ({words}), and sampling")]
     if "group_size" in settings and "prompts" in settings:
         answers = int(settings["group_size"]) * int(settings["prompts"])
-        facts.append(Fact("answers a step", f"{answers} ({settings['prompts']} prompts x {settings['group_size']})"))
+        facts.append(Fact("answers per step", f"{answers} ({settings['prompts']} prompts x {settings['group_size']})"))
     return facts
 
 
@@ -142,27 +138,18 @@ def _pattern(seconds_N: Numbers, median: float) -> Fact:
     return Fact("pattern", words)
 
 
-def sick() -> Evidence:
-    return of_curves(_scoring(5.0))
-
-
-def well() -> Evidence:
-    return of_curves(_scoring(1.0))
-
-
 def _scoring(seconds: float) -> Curves:
     curves = healthy_curves()
-    rows = [{**row, "seconds_scored": seconds, "seconds": 2.01 + seconds} for row in curves.timings]
-    return Curves(curves.rows, rows, curves.evaluations, (), curves.settings)
+    timings = [{**row, "seconds_scored": seconds, "seconds": 2.01 + seconds} for row in curves.timings]
+    return replace(curves, timings=timings)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="PERF03",
-    name="slow_step",
     severity=Severity.WASTEFUL,
     summary="a step spends its time on work that teaches nothing",
     fix="Work on the largest stage first.",
-    explanation=__doc__,
     symptoms=(
         "slow",
         "training is slow",
@@ -171,7 +158,6 @@ ILLNESS = Illness(
         "too slow",
         "generation dominates the step time",
     ),
-    sick=sick,
-    well=well,
-    curves=check_curves,
+    sick=lambda: of_curves(_scoring(5.0)),
+    well=lambda: of_curves(_scoring(1.0)),
 )

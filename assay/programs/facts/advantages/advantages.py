@@ -97,12 +97,12 @@ def level_of(value: Value) -> list[Value]:
         return []
     numbers = plain(inner)
     if numbers.op == "mul":
-        return [plain(one) for one in numbers.inputs]
+        return [plain(part) for part in numbers.inputs]
     return [numbers]
 
 
 def _holds(values: list[Value], value: Value) -> bool:
-    return any(one is value for one in values)
+    return any(part is value for part in values)
 
 
 def spread_of(divisor: Value) -> tuple[Value, bool, Value | None] | None:
@@ -129,9 +129,9 @@ def spread_of(divisor: Value) -> tuple[Value, bool, Value | None] | None:
         elif current.op == "where":
             epsilon = epsilon or current
             sides = [current.arguments[name] for name in ("input", "other") if name in current.arguments]
-            current = next((one for one in sides if _leads_to_spread(one)), sides[0])
+            current = next((side for side in sides if _leads_to_spread(side)), sides[0])
         elif current.op == "phi":
-            leading = [one for one in current.inputs if _leads_to_spread(one)]
+            leading = [part for part in current.inputs if _leads_to_spread(part)]
             if not leading:
                 return None
             if len(leading) < len(current.inputs):
@@ -157,7 +157,7 @@ def _leads_to_spread(value: Value, depth: int = 8) -> bool:
         return True
     if depth == 0 or value.op in ("forward", "generate", "sub"):
         return False
-    return any(_leads_to_spread(one, depth - 1) for one in value.arguments.values())
+    return any(_leads_to_spread(part, depth - 1) for part in value.arguments.values())
 
 
 def _is_own_variance(value: Value) -> bool:
@@ -166,7 +166,7 @@ def _is_own_variance(value: Value) -> bool:
     inner = plain(mean.input) if mean is not None and mean.input is not None else None
     if inner is None:
         return False
-    return any(_is_squared_difference(one) for one in ([inner, *inner.inputs] if inner.op == "mul" else [inner]))
+    return any(_is_squared_difference(part) for part in ([inner, *inner.inputs] if inner.op == "mul" else [inner]))
 
 
 def _is_squared_difference(value: Value) -> bool:
@@ -194,7 +194,7 @@ def spread_base(spread: Value) -> Value | None:
     if _is_own_variance(spread):
         mean = is_mean(spread)
         inner = plain(mean.input) if mean is not None and mean.input is not None else spread
-        squares = [one for one in [inner, *inner.inputs] if _is_squared_difference(one)]
+        squares = [part for part in [inner, *inner.inputs] if _is_squared_difference(part)]
         centred = squares[0].input if squares else None
         return uncentred(centred)[0] if centred is not None else None
     return uncentred(spread.input)[0] if spread.input is not None else None
@@ -243,14 +243,14 @@ def centrings(program: Program) -> Iterator[Centring]:
             continue
         base = plain(value.input)
         levels = level_of(other)
-        if _holds(levels, base) or any(_is_element(value.input, one) for one in levels):
+        if _holds(levels, base) or any(_is_element(value.input, level) for level in levels):
             yield Centring(value, base, other)
 
 
 def _is_element(number: Value, listed: Value) -> bool:
     """rewards[i] of the list whose mean was taken."""
     thing = listed.thing
-    return isinstance(thing, Listing) and any(number is one for one in thing.elements)
+    return isinstance(thing, Listing) and any(number is element for element in thing.elements)
 
 
 def is_small(value: Value) -> bool:
@@ -278,17 +278,17 @@ def is_guarded(program: Program, scaling: Scaling) -> bool:
     """Whether a division happens only where the spread is not 0, or what came of 0 is taken away afterwards."""
     for branch in scaling.value.context.branches:
         made_of = list(islice(ancestors(branch.condition), 60))
-        if any(one is scaling.spread or one is scaling.base or one.op == "len" for one in made_of):
+        if any(value is scaling.spread or value is scaling.base or value.op == "len" for value in made_of):
             return True
     if _is_tested_before(program, scaling):
         return True
     kept = _FORM | {"mul", "phi", "in_place"}
-    for user in islice(walk(scaling.value.users, users, until=lambda one: one.op not in kept), 30):
+    for user in islice(walk(scaling.value.users, users, until=lambda value: value.op not in kept), 30):
         if user.op in ("nan_to_num", "isnan", "isfinite"):
             return True
         if user.op in ("where", "masked_fill", "setitem"):
             condition = user.argument("condition") or user.argument("mask") or user.argument("0")
-            if condition is not None and any(one is scaling.spread for one in islice(ancestors(condition), 60)):
+            if condition is not None and any(value is scaling.spread for value in islice(ancestors(condition), 60)):
                 return True
     return False
 
@@ -301,10 +301,12 @@ def _is_tested_before(program: Program, scaling: Scaling) -> bool:
         if test.op == "call" and not test.name.endswith(("isclose", "allclose")):
             continue
         near = list(islice(ancestors(test), 30))
-        if any(one is scaling.spread for one in near):
+        if any(value is scaling.spread for value in near):
             return True
-        ranged = any(one.op in ("max", "min", "amax", "amin", "set", "unique") or one.name == "set" for one in near)
-        if ranged and any(one is scaling.base for one in near):
+        ranged = any(
+            value.op in ("max", "min", "amax", "amin", "set", "unique") or value.name == "set" for value in near
+        )
+        if ranged and any(value is scaling.base for value in near):
             return True
     return False
 
@@ -318,7 +320,8 @@ def policy_weights(program: Program) -> Iterator[Value]:
     policy = [term for _, terms in program.losses for term in terms if term.is_policy]
     for factor in [factor for term in policy for factor in program.terms.factors(term)]:
         value = follow(
-            plain(factor), lambda one: plain(one.input) if one.op == "neg" and one.input is not None else None
+            plain(factor),
+            lambda current: plain(current.input) if current.op == "neg" and current.input is not None else None,
         )
         known = program.kinds.of(value)
         if id(value) not in seen and known is None and not isinstance(value.constant, int | float):
@@ -331,5 +334,5 @@ def is_centred_before(value: Value) -> bool:
 
     How a reward was made inside of its function is its own business.
     """
-    made_of = walk(value, until=lambda one: one.op in ("tensor", "listing"))  # rewards of a function, one a row
-    return any(one.op in ("sub", "sub_", "rsub") for one in islice(made_of, 200))
+    made_of = walk(value, until=lambda current: current.op in ("tensor", "listing"))  # rewards, one per row
+    return any(part.op in ("sub", "sub_", "rsub") for part in islice(made_of, 200))

@@ -11,7 +11,7 @@ from assay.programs.facts.sampling.tokens import is_text
 from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.walk import ancestors, walk
+from assay.programs.walk import ancestors, peel, walk
 
 _MOST = 400  # values behind one
 _REDUCED = frozenset("mean nanmean median sum min max amin amax std_mean var_mean".split())
@@ -34,8 +34,8 @@ def has_baseline(program: Program, value: Value) -> bool:
     A length penalty within the function that judges one row is its own business, and so is a KL penalty.
     """
     return any(
-        one.op in _DIFFERENCES and not _is_penalty(program, one) and not _is_of_one_row(program, value, one)
-        for one in _behind(program, value)
+        part.op in _DIFFERENCES and not _is_penalty(program, part) and not _is_of_one_row(program, value, part)
+        for part in _behind(program, value)
     )
 
 
@@ -51,7 +51,7 @@ def _behind(program: Program, value: Value) -> Iterator[Value]:
 def _numbers(value: Value) -> list[Value]:
     """What a value was made of; which element is read or written says nothing of its number."""
     picks = value.op in ("index", "setitem")
-    return [one for name, one in value.arguments.items() if not picks or name in ("input", "value")]
+    return [part for name, part in value.arguments.items() if not picks or name in ("input", "value")]
 
 
 def _is_penalty(program: Program, difference: Value) -> bool:
@@ -62,7 +62,7 @@ def _is_penalty(program: Program, difference: Value) -> bool:
     if program.kinds.is_a(difference, Kind.LOG_RATIO):
         return True
     near = [taken, *(taken.inputs if taken.op in ("mul", "sum", "mean") else [])]
-    return any(program.kinds.is_a(one, Kind.LOG_RATIO) for one in near)
+    return any(program.kinds.is_a(value, Kind.LOG_RATIO) for value in near)
 
 
 def _is_of_one_row(program: Program, factor: Value, difference: Value) -> bool:
@@ -72,7 +72,7 @@ def _is_of_one_row(program: Program, factor: Value, difference: Value) -> bool:
     if not inner or taken is None:
         return False
     behind = list(islice(_behind(program, taken), 80))
-    return len(behind) < 80 and not any(_is_of_others(one, inner[-1]) for one in behind)
+    return len(behind) < 80 and not any(_is_of_others(value, inner[-1]) for value in behind)
 
 
 def _is_of_others(value: Value, loop: Loop) -> bool:
@@ -92,18 +92,18 @@ def raw_rewards(program: Program, weights: list[Value]) -> list[Value]:
         if has_baseline(program, factor):
             return []
         rewards = _rewards_behind(program, factor)
-        if not rewards or any(_is_compared(one) for one in rewards):
+        if not rewards or any(_is_compared(reward) for reward in rewards):
             return []
-        if all(_is_judgement(program, one) for one in rewards):
+        if all(_is_judgement(program, reward) for reward in rewards):
             found.append(factor)
-        elif not all(_is_truth(one) for one in rewards):
+        elif not all(_is_truth(reward) for reward in rewards):
             return []
     return found
 
 
 def _is_compared(row: Value) -> bool:
     """Whether a number of a row was made with a mean or a spread: it is an advantage already."""
-    return any(one.op in ("mean", "nanmean", "std", "var") for one in islice(ancestors(row), 60))
+    return any(value.op in ("mean", "nanmean", "std", "var") for value in islice(ancestors(row), 60))
 
 
 def _rewards_behind(program: Program, factor: Value) -> list[Value]:
@@ -121,30 +121,24 @@ def _rewards_behind(program: Program, factor: Value) -> list[Value]:
             return []
         return [one.arguments["input"]] if is_filled(one) else _numbers(one)
 
-    for count, one in enumerate(walk(factor, behind)):
-        if is_left_out(one):
+    for count, value in enumerate(walk(factor, behind)):
+        if is_left_out(value):
             continue
-        if count > _MOST or one.op not in _ARITHMETIC:
+        if count > _MOST or value.op not in _ARITHMETIC:
             return []
-        if isinstance(one.thing, Listing):
-            rows = [row for row in one.thing.elements if _is_made_in_loop(row, one)]
-            if len(rows) != len(one.thing.elements) or not rows:
+        if isinstance(value.thing, Listing):
+            rows = [row for row in value.thing.elements if _is_made_in_loop(row, value)]
+            if len(rows) != len(value.thing.elements) or not rows:
                 return []
             found += rows
-        elif is_filled(one):
-            found.append(one.arguments["value"])
+        elif is_filled(value):
+            found.append(value.arguments["value"])
     return found
 
 
 def _start(filled: Value) -> Value:
     """What a tensor was before the first of its elements was written."""
-    current = filled
-    for _ in range(12):
-        before = current.input if current.op == "setitem" else current.argument("0")
-        if current.op not in ("setitem", "phi") or before is None:
-            break
-        current = before
-    return current
+    return peel(filled, ("setitem", "phi"), by=("input", "0"))
 
 
 def _is_blank(value: Value) -> bool:
@@ -173,10 +167,10 @@ def _is_judgement(program: Program, value: Value) -> bool:
     if _is_drawn(program, number):
         return True
     # if right: 1.0, else 0.0
-    decided = bool(number.context.branches) or any(one.op == "phi" for one in islice(ancestors(number), 12))
+    decided = bool(number.context.branches) or any(part.op == "phi" for part in islice(ancestors(number), 12))
     sources = [loop.source for loop in number.context.loops if loop.source is not None]
-    return decided and any(_is_drawn(program, one) for one in sources)
+    return decided and any(_is_drawn(program, source) for source in sources)
 
 
 def _is_drawn(program: Program, value: Value) -> bool:
-    return any(one.op in _DRAWN or program.kinds.is_a(one, Kind.SAMPLED) for one in islice(ancestors(value), _MOST))
+    return any(part.op in _DRAWN or program.kinds.is_a(part, Kind.SAMPLED) for part in islice(ancestors(value), _MOST))

@@ -10,7 +10,7 @@ from assay.programs.facts.sampling.tokens import encoding_behind, text_of
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.walk import peel
+from assay.programs.walk import follow, peel
 from assay.verdict import Place
 
 
@@ -53,8 +53,8 @@ def expansions(program: Program) -> Iterator[Expansion]:
         elif value.op in ("repeat", "tile"):
             size = value.argument("1")
             many = size is not None and size.constant not in (1, -1)
-            others = [one for name, one in value.arguments.items() if name.isdigit() and name != "1"]
-            if many and all(one.constant == 1 for one in others) and not _is_statistic(value.input):
+            others = [part for name, part in value.arguments.items() if name.isdigit() and name != "1"]
+            if many and all(side.constant == 1 for side in others) and not _is_statistic(value.input):
                 yield Expansion(value, False, size)
         elif value.op == "listing" and value.name in ("interleaved", "tiled"):
             yield Expansion(value, value.name == "interleaved", value.arguments.get("repeats"))
@@ -93,7 +93,7 @@ def groupings(program: Program) -> Iterator[Grouping]:
 
 def shape_of(shaped: Value) -> list[Value]:
     """The sizes that were asked for, as separate arguments or in a tuple."""
-    sizes = [one for name, one in shaped.arguments.items() if name.isdigit()]
+    sizes = [part for name, part in shaped.arguments.items() if name.isdigit()]
     if shaped.op == "method":
         sizes = sizes[1:]  # unflatten(dim, sizes)
     if len(sizes) == 1 and sizes[0].op == "listing":
@@ -147,14 +147,9 @@ def _is_one_prompt(given: Value) -> bool:
 
 def _encoding(given: Value) -> Value | None:
     """The call of a tokenizer behind ids; one that came as an argument is known by what it is asked for."""
-    current: Value | None = given
-    for _ in range(6):
-        if current is None or (current.op == "call" and "return_tensors" in current.arguments):
-            return current or encoding_behind(given)
-        if current.op not in ("index", "attribute", "cast", "clone", "moved", "repeat", "repeat_interleave", "expand"):
-            break
-        current = current.input
-    return encoding_behind(given)
+    moves = ("index", "attribute", "cast", "clone", "moved", "repeat", "repeat_interleave", "expand")
+    found = follow(given, lambda value: value.input if value.op in moves else None)
+    return found if found.op == "call" and "return_tensors" in found.arguments else encoding_behind(given)
 
 
 def is_one_row(ids: Value | None) -> bool:

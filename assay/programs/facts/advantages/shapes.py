@@ -55,8 +55,8 @@ class Shapes:
         """A mask that multiplies log-probs of tokens as it is."""
         for user in mask.users:
             sides = user.inputs if user.op == "mul" else []
-            others = [one for one in sides if one is not mask and not self.program.kinds.is_a(one, Kind.MASK)]
-            if any(self.of(one, depth - 1) == ("B", "T") for one in others):
+            others = [side for side in sides if side is not mask and not self.program.kinds.is_a(side, Kind.MASK)]
+            if any(self.of(side, depth - 1) == ("B", "T") for side in others):
                 return True
         return False
 
@@ -67,15 +67,15 @@ class Shapes:
         left, right = sides
         if left is None or right is None:
             known = [side for side in sides if side == ("B", "T")]
-            masked = value.op == "mul" and any(self.program.kinds.is_a(one, Kind.MASK) for one in value.inputs)
+            masked = value.op == "mul" and any(self.program.kinds.is_a(part, Kind.MASK) for part in value.inputs)
             return ("B", "T") if known and masked else None  # one number for each token, under their mask
         return broadcast(left, right)
 
     def _phi(self, value: Value, depth: int) -> Shape:
-        inputs = [one for one in value.inputs if one.constant is not None and one is not value]
-        if value.name == "turn" and any(one.op == "setitem" for one in inputs[1:]):
+        inputs = [part for part in value.inputs if part.constant is not None and part is not value]
+        if value.name == "turn" and any(part.op == "setitem" for part in inputs[1:]):
             inputs = inputs[:1]  # filling does not change a shape
-        found = {self.of(one, depth - 1) for one in inputs}
+        found = {self.of(part, depth - 1) for part in inputs}
         return found.pop() if len(found) == 1 else None
 
     # numbers of rows
@@ -101,7 +101,7 @@ class Shapes:
 
     def _call(self, value: Value, depth: int) -> Shape:
         """torch.zeros(len(completions), 2), to be filled with rewards."""
-        sizes = [one for name, one in value.arguments.items() if name.isdigit()]
+        sizes = [part for name, part in value.arguments.items() if name.isdigit()]
         made = value.name.rpartition(".")[2] in ("zeros", "ones", "empty") and id(value) in self.program.weights
         if made and len(sizes) == 1 and sizes[0].op == "mul":
             return ("B",)  # prompts * group
@@ -116,7 +116,7 @@ class Shapes:
             return None
         last = sizes[-1].constant
         is_flat = inner in (("B",), ("P", "G"), ("B", "1"))
-        if is_flat and sizes[0].constant == -1 and all(one.constant == 1 for one in sizes[1:]):
+        if is_flat and sizes[0].constant == -1 and all(size.constant == 1 for size in sizes[1:]):
             return ("B", *("1" for _ in sizes[1:]))
         if len(sizes) == 1:
             return None

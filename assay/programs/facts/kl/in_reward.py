@@ -35,8 +35,8 @@ def reward_penalties(program: Program) -> list[RewardPenalty]:
     actors = [
         model
         for use in uses(program)
-        for one in differences(program, use.ratio)
-        for model in program.origins.networks(one.left)
+        for difference in differences(program, use.ratio)
+        for model in program.origins.networks(difference.left)
     ]
     for _, terms in program.losses:
         for term in terms:
@@ -47,7 +47,11 @@ def reward_penalties(program: Program) -> list[RewardPenalty]:
     for value in program.of("sub"):
         if not targets or not program.kinds.is_a(value, Kind.LOG_RATIO) or program.origins.gradient(value) is not False:
             continue
-        known = [one for one in differences(program, value) if one.value is value and one.is_straight]
+        known = [
+            difference
+            for difference in differences(program, value)
+            if difference.value is value and difference.is_straight
+        ]
         sign = _sign_in_reward(value, targets) if known else 0
         if not sign:
             continue
@@ -63,7 +67,7 @@ def reward_penalties(program: Program) -> list[RewardPenalty]:
 
 
 def _is_by(program: Program, value: Value, actors: list[Value]) -> bool:
-    return any(same_network(one, other) for one in program.origins.networks(value) for other in actors)
+    return any(same_network(model, other) for model in program.origins.networks(value) for other in actors)
 
 
 def _is_itself(program: Program, one: Difference, actors: list[Value]) -> bool:
@@ -77,7 +81,9 @@ def _is_itself(program: Program, one: Difference, actors: list[Value]) -> bool:
     if not all(_is_by(program, side, actors) for side in (one.left, one.right)):
         return False
     given = [{name: arg for name, arg in call.arguments.items() if name.startswith("given_")} for call in calls]
-    if given[0].keys() != given[1].keys() or not all(_is_same(one, given[1][name]) for name, one in given[0].items()):
+    if given[0].keys() != given[1].keys() or not all(
+        _is_same(argument, given[1][name]) for name, argument in given[0].items()
+    ):
         return False
     if left[0].context.loops[:-1] != right[0].context.loops[:-1]:
         return False
@@ -132,4 +138,4 @@ def _flows_into(value: Value, targets: set[int]) -> bool:
     def summed(one: Value) -> list[Value]:
         return [user for user in one.users if user.op not in ("exp", "eq", "ge", "gt", "lt", "le")]
 
-    return any(id(one) in targets for one in islice(walk(value, summed), _MOST))
+    return any(id(part) in targets for part in islice(walk(value, summed), _MOST))

@@ -25,7 +25,7 @@ _DEEPEST = 60
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Summand:
     """A summand of an estimate: sign * exp(left - right), or sign * (left - right)."""
 
     sign: int
@@ -41,8 +41,8 @@ class Penalty:
     term: Term
     core: Value
     estimator: str
-    part: Part | None
-    linear: Part | None
+    part: Summand | None
+    linear: Summand | None
     has_gradient: bool | None
 
     @property
@@ -68,22 +68,22 @@ def penalties(program: Program) -> list[Penalty]:
 
 def _penalty(program: Program, loss: Value, term: Term, core: Value, estimator: str) -> Penalty:
     parts = parts_of(program, core) if estimator in ("k3", "k1", "") else []
-    exponentials = [one for one in parts if is_exponential(program, one.value)]
-    linear = [one for one in parts if not is_exponential(program, one.value)]
+    exponentials = [part for part in parts if is_exponential(program, part.value)]
+    linear = [part for part in parts if not is_exponential(program, part.value)]
     if estimator in ("k2", "abs") and core.input is not None:
-        linear = [Part(1, core.input, one) for one in differences(program, core.input)[:1]]
+        linear = [Summand(1, core.input, difference) for difference in differences(program, core.input)[:1]]
     first = exponentials[0] if exponentials else None
     return Penalty(
         loss, term, core, estimator, first, linear[0] if linear else None, program.origins.gradient(term.core)
     )
 
 
-def parts_of(program: Program, core: Value) -> list[Part]:
-    found: list[Part] = []
+def parts_of(program: Program, core: Value) -> list[Summand]:
+    found: list[Summand] = []
     for sign, value in program.terms.additive(core):
         known = differences(program, value)
         if len(known) == 1:
-            found.append(Part(sign, value, known[0]))
+            found.append(Summand(sign, value, known[0]))
     return found
 
 
@@ -99,10 +99,10 @@ def _inside(program: Program, value: Value) -> Value | None:
             return []
         return [part for name, part in one.arguments.items() if name in ("input", "other")]
 
-    for one in islice(walk(value, operands), _DEEPEST):
-        is_difference = program.kinds.is_a(one, Kind.LOG_RATIO) and one.op in ("sub", "neg", "mul")
-        if program.terms.kl_estimator(one) or is_difference:
-            return one
+    for item in islice(walk(value, operands), _DEEPEST):
+        is_difference = program.kinds.is_a(item, Kind.LOG_RATIO) and item.op in ("sub", "neg", "mul")
+        if program.terms.kl_estimator(item) or is_difference:
+            return item
     return None
 
 
@@ -119,9 +119,9 @@ def is_against_old(program: Program, difference: Difference) -> bool:
     """Whether a side of it is the denominator of the policy's own ratio: a KL to the policy that sampled."""
     ends = {id(before_detach(difference.left)), id(before_detach(difference.right))}
     for use in uses(program):
-        for one in differences(program, use.ratio):
-            right = before_detach(one.right)
-            is_old = program.origins.gradient(one.right) is False and right is not before_detach(one.left)
+        for value in differences(program, use.ratio):
+            right = before_detach(value.right)
+            is_old = program.origins.gradient(value.right) is False and right is not before_detach(value.left)
             if id(right) in ends and is_old:
                 return True
     return False
@@ -160,8 +160,8 @@ def is_also_exponentiated(program: Program, difference: Difference) -> bool:
     """Whether the loss has an exp or a square of the same log-probs too."""
     ends = {id(before_detach(difference.left)), id(before_detach(difference.right))}
     for value in program.of("exp", "expm1", "pow", "square"):
-        for one in differences(program, value):
-            if {id(before_detach(one.left)), id(before_detach(one.right))} == ends and is_differentiated(
+        for part in differences(program, value):
+            if {id(before_detach(part.left)), id(before_detach(part.right))} == ends and is_differentiated(
                 program, value
             ):
                 return True
@@ -180,7 +180,7 @@ def wrong_estimate(program: Program, penalty: Penalty) -> str:
     part, linear = penalty.part, penalty.linear
     if part is None or linear is None:
         return ""
-    sides = [(before_detach(one.difference.left), before_detach(one.difference.right)) for one in (part, linear)]
+    sides = [(before_detach(side.difference.left), before_detach(side.difference.right)) for side in (part, linear)]
     if sides[0] == sides[1]:
         relative = linear.sign
     elif sides[0] == sides[1][::-1]:
@@ -214,6 +214,6 @@ def wrong_kl_div(program: Program) -> Iterator[tuple[Place, str]]:
                 continue
             if any(is_centred_factor(program, factor) for factor in term.factors):
                 continue
-            known = [policy_and_reference(program, one) for one in differences(program, term.core)]
-            if known and all(one is not None for one in known):
+            known = [policy_and_reference(program, difference) for difference in differences(program, term.core)]
+            if known and all(part is not None for part in known):
                 yield term.core.place, "is all there is of the KL: k3 is exp(d) - d - 1"

@@ -28,10 +28,10 @@ def doubts(program: Program) -> Iterator[Doubt | Place]:
     reported: set[Place] = set()
     if not program.origins.trained():
         return
-    for one in reward_penalties(program):
-        if one.is_itself:
-            what = f"`{one.difference.value.place.text}` is a KL of the trained network to itself: it is 0"
-            yield Doubt(what, (one.difference.value.place,), program.kinds.why(one.difference.value))
+    for value in reward_penalties(program):
+        if value.is_itself:
+            what = f"`{value.difference.value.place.text}` is a KL of the trained network to itself: it is 0"
+            yield Doubt(what, (value.difference.value.place,), program.kinds.why(value.difference.value))
     for penalty in penalties(program):
         if penalty.difference is None or penalty.core.place in reported:
             continue
@@ -67,7 +67,7 @@ def _itself(program: Program, penalty: Penalty) -> Doubt | None:
             continue
         if is_against_old(program, difference) or not _are_current(program, ours, calls):
             continue
-        names = ", ".join(dict.fromkeys(one.shown for one in program.origins.networks(theirs)))
+        names = ", ".join(dict.fromkeys(model.shown for model in program.origins.networks(theirs)))
         what = f"the reference log-probs {theirs.shown} are computed by the trained network itself ({names})"
         return Doubt(what, (calls[0].place, difference.value.place), program.kinds.why(theirs))
     return None
@@ -76,8 +76,10 @@ def _itself(program: Program, penalty: Penalty) -> Doubt | None:
 def _are_current(program: Program, ours: Value, calls: list[Value]) -> bool:
     """Whether the other side is computed again with each rollout, so that it follows the policy."""
     new = program.origins.forwards(ours)
-    shared = [loop for call in calls for loop in call.context.loops if any(loop in one.context.loops for one in new)]
-    return bool(shared) or not any(one.context.loops for one in new)
+    shared = [
+        loop for call in calls for loop in call.context.loops if any(loop in value.context.loops for value in new)
+    ]
+    return bool(shared) or not any(value.context.loops for value in new)
 
 
 def _of_network(program: Program, penalty: Penalty, theirs: Value, model: Value) -> Doubt | None:
@@ -86,10 +88,10 @@ def _of_network(program: Program, penalty: Penalty, theirs: Value, model: Value)
         return Doubt("copy.copy() shares the weights: the reference is trained with the policy", (model.place, core))
     if any(call.context.adapter_off for call in program.origins.forwards(theirs)):
         return None
-    policies = [one for one in program.origins.trained() if not same_network(one, model)]
+    policies = [value for value in program.origins.trained() if not same_network(value, model)]
     first = original(model)
-    is_own = not any(same_network(first, one) for one in program.origins.trained())
-    is_random = is_own and _is_random(first) and bool(policies) and all(_is_random(one) for one in policies)
+    is_own = not any(same_network(first, value) for value in program.origins.trained())
+    is_random = is_own and _is_random(first) and bool(policies) and all(_is_random(policy) for policy in policies)
     is_filled = bool(loads_into(program, model)) or is_touched(program, model) or _is_loaded_from(program, model)
     if is_random and not is_filled:
         what = "the reference is built anew with random weights, and the policy's are never loaded into it"
@@ -98,10 +100,10 @@ def _of_network(program: Program, penalty: Penalty, theirs: Value, model: Value)
     if follows is not None:
         what = "the reference gets the policy's weights before each rollout: the KL is 0 whenever it counts"
         return Doubt(what, (follows.place, core))
-    trains = [one for one in program.of("train") if one.input is not None and _is_of(one.input, model)]
-    rests = [one for one in program.of("eval") if one.input is not None and _is_of(one.input, model)]
-    on = [one for one in trains if one.setting("1", one.setting("mode", True)) is True]
-    if on and not any(one.order > on[-1].order for one in rests):
+    trains = [value for value in program.of("train") if value.input is not None and _is_of(value.input, model)]
+    rests = [value for value in program.of("eval") if value.input is not None and _is_of(value.input, model)]
+    on = [train for train in trains if train.setting("1", train.setting("mode", True)) is True]
+    if on and not any(rest.order > on[-1].order for rest in rests):
         what = "the reference is put into train mode: dropout makes another network of it in each pass"
         return Doubt(what, (on[-1].place, core), confidence=Confidence.POSSIBLE)
     return None
@@ -130,7 +132,7 @@ def _is_loaded_from(program: Program, model: Value) -> bool:
 def _follows(program: Program, loss: Value, model: Value) -> Value | None:
     """A load of the trained weights into the reference as often as tokens are drawn, under no condition."""
     drawings = [drawing for drawing, _ in draws_behind(program, loss)]
-    if any(same_network(one, model) for _, one in draws_behind(program, loss)):
+    if any(same_network(value, model) for _, value in draws_behind(program, loss)):
         return None
     for load in loads_into(program, model):
         source = source_of(load)

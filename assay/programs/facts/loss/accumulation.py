@@ -10,7 +10,8 @@ from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Table
-from assay.programs.walk import ancestors, peel
+from assay.programs.walk import ancestors, follow, peel
+from assay.verdict import Place
 
 _SAME = ("neg", "cast", "scaled", "squeeze", "view", "reshape")
 _REPEATS = ("list_repeat", "repeat", "repeat_interleave", "expand", "generate")
@@ -43,7 +44,7 @@ class Share:
 
 def parts(program: Program) -> Iterator[Part]:
     reported: set[int] = set()
-    engines = [one for one in program.of("call") if one.name.rpartition(".")[2] == "Accelerator"]
+    engines = [value for value in program.of("call") if value.name.rpartition(".")[2] == "Accelerator"]
     for backward in program.of("backward"):
         if (part := _of_deepspeed(program, backward)) is not None and _is_policy(
             program, part.backward.arguments["input"]
@@ -60,6 +61,16 @@ def parts(program: Program) -> Iterator[Part]:
                 yield part
 
 
+def shares(program: Program) -> Iterator[tuple[Part, Share]]:
+    """Parts whose loss shows how it is averaged; once for each place of a backward."""
+    seen: set[Place] = set()
+    for part in parts(program):
+        share = share_of(program, part.backward.arguments["input"])
+        if share is not None and part.backward.place not in seen:
+            seen.add(part.backward.place)
+            yield part, share
+
+
 def _is_policy(program: Program, loss: Value) -> bool:
     return any(term.is_policy for term in program.terms.of(loss))
 
@@ -67,10 +78,10 @@ def _is_policy(program: Program, loss: Value) -> bool:
 def _of_engine(program: Program, optimizer: Optimizer, backward: Value, engines: list[Value]) -> Part | None:
     """accelerate's `with accelerator.accumulate(model)`."""
     loops = backward.context.loops
-    if len(engines) != 1 or not loops or not any(one.name == "accumulate" for one in program.of("method")):
+    if len(engines) != 1 or not loops or not any(value.name == "accumulate" for value in program.of("method")):
         return None
     count = engines[0].argument("gradient_accumulation_steps")
-    steps = [one for one in optimizer.steps if one.context.loops == loops]
+    steps = [step for step in optimizer.steps if step.context.loops == loops]
     if count is None or count.constant == 1 or not steps:
         return None
     return Part(backward, steps[0], loops[-1], count, "engine" in backward.arguments)
@@ -84,7 +95,7 @@ def _of_deepspeed(program: Program, backward: Value) -> Part | None:
     config = engine.argument("config") or engine.argument("config_params")
     table = config.thing if config is not None else None
     count = table.entries.get("gradient_accumulation_steps") if isinstance(table, Table) else None
-    steps = [one for one in program.of("step") if one.input is engine and one.context.loops == loops]
+    steps = [value for value in program.of("step") if value.input is engine and value.context.loops == loops]
     if count is None or count.constant == 1 or not steps or backward.input is None:
         return None
     return Part(backward, steps[0], loops[-1], count, backward.setting("scale_wrt_gas", True) is True)
@@ -95,8 +106,8 @@ def _of_backward(optimizer: Optimizer, backward: Value) -> Part | None:
     if not loops or "engine" in backward.arguments:
         return None  # deepspeed and others divide as they are configured
     called = backward.context.calls[:1]
-    steps = [one for one in optimizer.steps if one.order > backward.order and one.context.calls[:1] == called]
-    inside = [one for one in steps if one.context.loops[: len(loops)] == loops]
+    steps = [value for value in optimizer.steps if value.order > backward.order and value.context.calls[:1] == called]
+    inside = [value for value in steps if value.context.loops[: len(loops)] == loops]
     if inside:
         count = _every(inside[0], backward)
         return Part(backward, inside[0], loops[-1], count) if count is not None else None
@@ -104,7 +115,7 @@ def _of_backward(optimizer: Optimizer, backward: Value) -> Part | None:
         depth = len(step.context.loops)
         if depth < len(loops) and loops[:depth] == step.context.loops:
             loop = loops[depth]
-            if any(loop in one.context.loops for one in optimizer.steps):
+            if any(loop in value.context.loops for value in optimizer.steps):
                 return None
             return Part(backward, step, loop, _turns(loop))
     return None
@@ -187,11 +198,12 @@ def is_count(value: Value, part: Part) -> bool:
 def _is_quotient(value: Value, source: Value | None) -> bool:
     """n // size, or ceil(n / size), of a loop over range(0, n, size)."""
     step = source.argument("step") if source is not None and source.op == "range" else None
-    while value.op in ("cast", "leave", "maximum", "ceil") or value.name in ("math.ceil", "builtins.max"):
-        inner = value.input or value.argument("0")
-        if inner is None:
-            return False
-        value = inner
+
+    def inside(value: Value) -> Value | None:
+        is_form = value.op in ("cast", "leave", "maximum", "ceil") or value.name in ("math.ceil", "builtins.max")
+        return value.input or value.argument("0") if is_form else None
+
+    value = follow(value, inside)
     by = value.argument("other") if value.op in ("floordiv", "div") else None
     if step is None or by is None:
         return False
@@ -210,7 +222,7 @@ def is_own(value: Value, part: Part) -> bool:
     """Whether a divisor is counted from the data of this part."""
     if value.constant is not UNKNOWN or part.loop not in value.context.loops:
         return False
-    return any(part.loop in one.context.loops and _is_of_part(one) for one in ancestors(value))
+    return any(part.loop in item.context.loops and _is_of_part(item) for item in ancestors(value))
 
 
 def _is_of_part(value: Value) -> bool:
@@ -225,7 +237,7 @@ def is_of_whole(value: Value, part: Part) -> bool:
     """Whether a divisor is a count of tokens or rows of the whole batch."""
     if value.constant is not UNKNOWN or is_count(value, part) or is_own(value, part):
         return False
-    return any(one.op in ("sum", "len") or one.name in _SIZES for one in ancestors(value))
+    return any(item.op in ("sum", "len") or item.name in _SIZES for item in ancestors(value))
 
 
 def is_rows(value: Value, part: Part) -> bool:
@@ -240,7 +252,7 @@ def is_mean(share: Share, part: Part) -> bool:
     if share.reduction.op in ("mean", "nanmean"):
         return True
     full = "dim" not in share.reduction.arguments
-    return full and any(is_own(one, part) or is_rows(one, part) for one in share.divisors)
+    return full and any(is_own(divisor, part) or is_rows(divisor, part) for divisor in share.divisors)
 
 
 def _multiplies(factor: Value | None, value: Value | None, depth: int = 6) -> bool:
@@ -248,7 +260,7 @@ def _multiplies(factor: Value | None, value: Value | None, depth: int = 6) -> bo
     if factor is None or value is None or depth == 0:
         return False
     if value.op == "mul":
-        return any(_is_same_pick(one, factor) or _multiplies(factor, one, depth - 1) for one in value.inputs)
+        return any(_is_same_pick(part, factor) or _multiplies(factor, part, depth - 1) for part in value.inputs)
     return value.op in _SAME and _multiplies(factor, value.input, depth - 1)
 
 
@@ -266,11 +278,11 @@ def token_mean(program: Program, share: Share, part: Part) -> Value | None:
     if "dim" in reduction.arguments:
         return None
     if reduction.op == "sum":
-        for one in share.divisors:
-            if one.op != "sum" or "dim" in one.arguments or not is_own(one, part):
+        for divisor in share.divisors:
+            if divisor.op != "sum" or "dim" in divisor.arguments or not is_own(divisor, part):
                 continue
-            if program.kinds.is_a(one.input, Kind.MASK) or _multiplies(one.input, reduction.input):
-                return one
+            if program.kinds.is_a(divisor.input, Kind.MASK) or _multiplies(divisor.input, reduction.input):
+                return divisor
         return None
     inner = reduction.input
     if inner is not None and inner.op == "masked_select":

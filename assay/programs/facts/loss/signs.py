@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from assay.programs.facts.kinds import PASSES, Kind, is_blank
-from assay.programs.facts.loss.terms import Product, Term, TermKind
+from assay.programs.facts.loss.terms import SurrogateSide, Term, TermKind
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import peel, walk
@@ -18,12 +18,12 @@ _MOST = 400  # values behind one
 
 def is_maximised(program: Program) -> bool:
     """Whether an optimizer of the program climbs: maximize=True."""
-    return any(one.setting("maximize", False) is not False for one in program.of("optimizer"))
+    return any(value.setting("maximize", False) is not False for value in program.of("optimizer"))
 
 
 def is_minimised(program: Program) -> bool:
     """Whether an optimizer of torch makes the step, or a library's trainer does, and downhill."""
-    is_stepped = bool(program.of("step")) or any(one.name == "framework" for one in program.of("backward"))
+    is_stepped = bool(program.of("step")) or any(value.name == "framework" for value in program.of("backward"))
     return is_stepped and not is_maximised(program) and not _is_manual(program)
 
 
@@ -37,9 +37,12 @@ def _is_manual(program: Program) -> bool:
     return any(value.name == "grad" for value in program.of("setattr") if value.setting("value") is not None)
 
 
-def sides(program: Program, term: Term) -> list[tuple[int, Product]]:
+def sides(program: Program, term: Term) -> list[tuple[int, SurrogateSide]]:
     """The sides of a clipped surrogate, each with its sign in the loss: -1 is right for a loss that is minimised."""
-    return [(term.sign * one.sign * advantage_sign(one.factors), one) for one in program.terms.products(term.core)]
+    return [
+        (term.sign * product.sign * advantage_sign(product.factors), product)
+        for product in program.terms.products(term.core)
+    ]
 
 
 def policy_sign(program: Program, term: Term) -> int | None:
@@ -68,8 +71,8 @@ def centre_sign(factor: Value) -> int:
 
 def is_centred(factor: Value) -> bool:
     """Whether the value is something minus its own mean, or the other way round: an advantage."""
-    behind = walk(factor, until=lambda one: one.op in ("forward", "generate", "multinomial"))
-    return any(one.op == "sub" and _centre(one, set()) is not None for one in islice(behind, _MOST))
+    behind = walk(factor, until=lambda value: value.op in ("forward", "generate", "multinomial"))
+    return any(value.op == "sub" and _centre(value, set()) is not None for value in islice(behind, _MOST))
 
 
 def _centre(value: Value, seen: set[int]) -> tuple[Value, Value] | None:
@@ -83,7 +86,7 @@ def _centre(value: Value, seen: set[int]) -> tuple[Value, Value] | None:
         return (inner, other) if is_one else None
     if value.op == "mul" and inner is not None and other is not None:
         return _centre(inner, seen) or _centre(other, seen)
-    added = next((one for name, one in value.arguments.items() if name.startswith("+")), None)
+    added = next((part for name, part in value.arguments.items() if name.startswith("+")), None)
     if value.op == "phi" and added is not None:  # a list that a loop fills
         return _centre(added, seen)
     if value.op != "phi" and value.op in (*PASSES, "div", "index", "clamp", "neg"):
@@ -95,7 +98,7 @@ def _centre(value: Value, seen: set[int]) -> tuple[Value, Value] | None:
 
 def _is_level_of(level: Value, of: Value) -> bool:
     """Whether one value is a mean of the other: any arithmetic of its sum, as a leave-one-out mean is."""
-    targets = {id(one) for one in _wholes(of)}
+    targets = {id(whole) for whole in _wholes(of)}
     waiting, seen = [(_plain(level), 6)], set[int]()
     while waiting:
         current, depth = waiting.pop()
@@ -104,14 +107,14 @@ def _is_level_of(level: Value, of: Value) -> bool:
         seen.add(id(current))
         if current.op in _LEVELS and current.input is not None:
             inner = _plain(current.input)
-            masked = [_plain(one) for one in inner.inputs] if inner.op == "mul" else []
-            if any(id(whole) in targets for one in (inner, *masked) for whole in _wholes(one)):
+            masked = [_plain(part) for part in inner.inputs] if inner.op == "mul" else []
+            if any(id(whole) in targets for value in (inner, *masked) for whole in _wholes(value)):
                 return True
         elif current.name.rstrip("_") in _SCATTERED:
-            if any(id(_plain(one)) in targets for name, one in current.arguments.items() if name != "input"):
+            if any(id(_plain(part)) in targets for name, part in current.arguments.items() if name != "input"):
                 return True
         elif depth and current.op in ("div", "sub", "add", "mul"):
-            waiting += [(_plain(one), depth - 1) for one in current.inputs]
+            waiting += [(_plain(part), depth - 1) for part in current.inputs]
     return False
 
 
@@ -121,7 +124,7 @@ def _wholes(value: Value) -> list[Value]:
     while len(found) < 6 and found[-1].op == "element" and found[-1].input is not None:
         found.append(_plain(found[-1].input))
     if found[0].op == "listing":
-        found += [_plain(one) for name, one in found[0].arguments.items() if name != "slice"]
+        found += [_plain(part) for name, part in found[0].arguments.items() if name != "slice"]
     return found
 
 

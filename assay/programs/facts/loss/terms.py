@@ -69,7 +69,7 @@ class _Path:
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class SurrogateSide:
     """One side of a surrogate: sign * ratio * factors."""
 
     sign: int
@@ -82,7 +82,7 @@ class Terms:
     def __init__(self, kinds: Kinds, origins: Origins) -> None:
         self.kinds = kinds
         self.origins = origins
-        self._products: dict[int, list[Product]] = {}
+        self._products: dict[int, list[SurrogateSide]] = {}
 
     def of(self, loss: Value) -> list[Term]:
         found: list[Term] = []
@@ -156,8 +156,8 @@ class Terms:
     def _holds(self, value: Value) -> bool:
         """Whether it is made of log-probs or ratios, where nothing is known of gradients."""
         kinds = (Kind.LOGPROBS, Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOG_RATIO, Kind.EXP_RATIO)
-        attached = walk(value, until=lambda one: one.op in ("detach", "leave"))
-        return any(one.op not in ("detach", "leave") and self.kinds.is_a(one, *kinds) for one in attached)
+        attached = walk(value, until=lambda current: current.op in ("detach", "leave"))
+        return any(part.op not in ("detach", "leave") and self.kinds.is_a(part, *kinds) for part in attached)
 
     def _is_whole(self, value: Value) -> bool:
         """A difference that is one thing: new - ref, logits - logsumexp."""
@@ -182,13 +182,13 @@ class Terms:
             return path.term(TermKind.ENTROPY, value)
         if value.op in ("mse_loss", "pow", "square", "smooth_l1_loss", "maximum") and self.origins.forwards(value):
             return path.term(TermKind.VALUE, value)
-        if value.op == "mul" and all(self.is_policy(one) for one in value.inputs):
+        if value.op == "mul" and all(self.is_policy(part) for part in value.inputs):
             return path.term(TermKind.POLICY, value)
         return path.term(TermKind.OTHER, value)
 
     # surrogates
 
-    def products(self, extreme: Value) -> list[Product]:
+    def products(self, extreme: Value) -> list[SurrogateSide]:
         """The sides of min(ratio * A, clipped * A), in any spelling; empty if it is something else."""
         if id(extreme) not in self._products:
             sides = [extreme.input, extreme.argument("other")]
@@ -200,7 +200,7 @@ class Terms:
         """All that a term is multiplied by, on the sides of a surrogate too."""
         return [*term.factors, *(factor for side in self.products(term.core) for factor in side.factors)]
 
-    def _side(self, value: Value) -> Product | None:
+    def _side(self, value: Value) -> SurrogateSide | None:
         sign = 1
         factors: list[Value] = []
         seen: set[int] = set()
@@ -210,7 +210,7 @@ class Terms:
             known = self.kinds.of(current)
             ratios = (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOG_RATIO, Kind.EXP_RATIO)
             if known is not None and known.kind in ratios and current.op not in PASSES:
-                return Product(sign, current, tuple(factors), peel(current, PASSES).op == "clamp")
+                return SurrogateSide(sign, current, tuple(factors), peel(current, PASSES).op == "clamp")
             other = current.argument("other")
             if current.op == "neg":
                 sign, current = -sign, current.input

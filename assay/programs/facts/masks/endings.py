@@ -65,7 +65,7 @@ class Endings:
                 return value, not value.context.branches
         ends, pads = self._numbers
         if len(ends) == 1 and ends == pads:
-            named = [one for one in self.program.values if one.constant in pads and _named(one, _PAD)]
+            named = [part for part in self.program.values if part.constant in pads and _named(part, _PAD)]
             return (named[0], True) if named else None
         return None
 
@@ -98,7 +98,7 @@ class Endings:
         return found
 
     def drawing_loop(self, value: Value) -> Loop | None:
-        """The loop that draws one token a turn."""
+        """The loop that draws one token per turn."""
         drawn = value.op in ("multinomial", "sample") or self.program.kinds.is_a(value, Kind.SAMPLED)
         return value.context.loops[-1] if drawn and value.context.loops else None
 
@@ -113,7 +113,7 @@ class Endings:
                 return True
             if value.op in ("eq", "ne"):
                 sides = [value.input, value.argument("other")]
-                if any(one is not None and self.which(one) == "end" for one in sides):
+                if any(side is not None and self.which(side) == "end" for side in sides):
                     return True
         return False
 

@@ -18,10 +18,10 @@ _SAME = frozenset("cast clone detach leave tensor squeeze unsqueeze view reshape
 
 def cut_before_end(program: Program) -> Iterator[Value]:
     """row[:row.index(end)]: drawn tokens that go on to be trained without the one that ended them."""
-    cuts = [one for one in program.values if one.op in ("index", "listing") and _stops_at_end(program, one)]
+    cuts = [value for value in program.values if value.op in ("index", "listing") and _stops_at_end(program, value)]
     if not cuts:
         return
-    trained = {id(one) for scoring in scorings(program) if scoring.is_trained for one in made_of(scoring.tokens)}
+    trained = {id(value) for scoring in scorings(program) if scoring.is_trained for value in made_of(scoring.tokens)}
     for cut in cuts:
         if id(cut) in trained and not _is_ended_again(program, cut):
             yield cut
@@ -30,7 +30,7 @@ def cut_before_end(program: Program) -> Iterator[Value]:
 def _stops_at_end(program: Program, cut: Value) -> bool:
     if not program.kinds.is_a(cut, Kind.SAMPLED):
         return False
-    keys = [one for one in cut.keys if one.op == "slice"]
+    keys = [key for key in cut.keys if key.op == "slice"]
     stop = peel(keys[-1].argument("stop"), ("cast", "leave")) if keys else None
     if stop is None or stop.op != "method" or stop.name != "index":
         return False
@@ -42,9 +42,9 @@ def _is_ended_again(program: Program, cut: Value) -> bool:
     """row[:n] + [end]."""
     which = fillings(program).endings.which
     held = (*_SAME, "add", "listing", "append")
-    for user in islice(walk(cut.users, users, until=lambda one: one.op not in held), 60):
-        parts = [*user.inputs, *(one for part in user.inputs for one in _elements(part))]
-        if user.op in ("add", "listing", "append", "cat") and any(which(one) == "end" for one in parts):
+    for user in islice(walk(cut.users, users, until=lambda value: value.op not in held), 60):
+        parts = [*user.inputs, *(element for part in user.inputs for element in _elements(part))]
+        if user.op in ("add", "listing", "append", "cat") and any(which(part) == "end" for part in parts):
             return True
     return False
 
@@ -69,12 +69,12 @@ def _without_end(program: Program, mask: Value, depth: int = 8) -> Value | None:
     if depth == 0:
         return None
     if mask.op == "ne":
-        sides = [one for one in (mask.input, mask.argument("other")) if one is not None]
-        ends = [one for one in sides if fillings(program).endings.which(one) == "end"]
-        tokens = [one for one in sides if program.kinds.is_a(one, Kind.SAMPLED)]
+        sides = [side for side in (mask.input, mask.argument("other")) if side is not None]
+        ends = [side for side in sides if fillings(program).endings.which(side) == "end"]
+        tokens = [side for side in sides if program.kinds.is_a(side, Kind.SAMPLED)]
         return mask if ends and tokens and not _is_shifted(tokens[0]) else None
     if mask.op in ("logical_and", "mul", "and"):
-        return next((found for one in mask.inputs if (found := _without_end(program, one, depth - 1))), None)
+        return next((found for part in mask.inputs if (found := _without_end(program, part, depth - 1))), None)
     if mask.op in ("index", "cast", "clone") and mask.input is not None and not _is_shifted(mask):
         return _without_end(program, mask.input, depth - 1)
     return None
@@ -82,4 +82,4 @@ def _without_end(program: Program, mask: Value, depth: int = 8) -> Value | None:
 
 def _is_shifted(tokens: Value) -> bool:
     """ids[:, :-1]: the token before each, not the token itself."""
-    return tokens.op == "index" and any(one.op == "slice" and "stop" in one.arguments for one in tokens.keys)
+    return tokens.op == "index" and any(key.op == "slice" and "stop" in key.arguments for key in tokens.keys)

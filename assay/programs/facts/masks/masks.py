@@ -12,10 +12,10 @@ import numpy as np
 
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.masks.endings import Endings
-from assay.programs.facts.masks.example.evaluate import Worked
-from assay.programs.facts.masks.example.operations import Unclear
-from assay.programs.facts.masks.example.rows import COMPLETION, LENGTHS, PROMPT, ROWS
+from assay.programs.facts.masks.example import Worked
+from assay.programs.facts.masks.example_rows import COMPLETION, LENGTHS, PROMPT, ROWS, Unclear
 from assay.programs.graph import Value
+from assay.programs.once import once
 from assay.programs.program import Program
 from assay.programs.walk import ancestors, follow, walk
 
@@ -81,6 +81,13 @@ class Filled:
     def empty_rows(self) -> bool:
         return bool((self.numbers == 0).all(axis=1).any())
 
+    def why(self, row: str, kept: str) -> tuple[str, ...]:
+        """How the mask treats an example row, and where it meets the loss."""
+        return (
+            f"line {definition(self.mask.value).place.line}: of a row `{row}` the mask keeps {kept}",
+            f"line {self.mask.at.place.line}: the loss of each token is multiplied by it",
+        )
+
 
 def losses(program: Program) -> Iterator[Masked]:
     for loss, terms in program.losses:
@@ -90,7 +97,7 @@ def losses(program: Program) -> Iterator[Masked]:
 
 def _masked(program: Program, loss: Value) -> Masked:
     found = Masked(loss)
-    way = walk(loss, lambda one: [part for part in _parts(program, one)[1] if program.terms.is_policy(part)])
+    way = walk(loss, lambda current: [part for part in _parts(program, current)[1] if program.terms.is_policy(part)])
     for value in islice(way, _MOST):
         found.masks += _parts(program, value)[0]
         found.selects |= value.op in _SELECTS or (value.op == "index" and _is_select(program, value))
@@ -103,8 +110,8 @@ def _parts(program: Program, value: Value) -> tuple[list[Applied], list[Value]]:
     if value.op in _ENDS or (program.kinds.is_a(value, *_LEAVES) and value.op in ("gather", "index", "sub", "sum")):
         return [], []
     if value.op == "mul" and first is not None and other is not None:
-        policy = [one for one in (first, other) if program.terms.is_policy(one)]
-        masks = [Applied(one, value) for one in (first, other) if not any(one is mine for mine in policy)]
+        policy = [side for side in (first, other) if program.terms.is_policy(side)]
+        masks = [Applied(side, value) for side in (first, other) if not any(side is mine for mine in policy)]
         return masks, policy
     if value.op == "masked_fill" and first is not None:
         mask = value.argument("mask")
@@ -112,7 +119,7 @@ def _parts(program: Program, value: Value) -> tuple[list[Applied], list[Value]]:
     if value.op == "where":
         condition = value.argument("condition")
         kept = first is None or not isinstance(first.constant, int | float)
-        sides = [one for one in (first, other) if one is not None]
+        sides = [side for side in (first, other) if side is not None]
         return ([Applied(condition, value, kept)] if condition is not None else []), sides
     if value.op == "div":
         return [], [first] if first is not None else []
@@ -144,7 +151,7 @@ class Fillings:
             found: list[Filled] = []
             for choice in (0, -1):
                 filled = self._filled(mask, choice, pad_is_end)
-                if filled is not None and not any(np.array_equal(filled.numbers, one.numbers) for one in found):
+                if filled is not None and not any(np.array_equal(filled.numbers, value.numbers) for value in found):
                     found.append(filled)
             self._found[key] = found
         return self._found[key]
@@ -153,7 +160,7 @@ class Fillings:
         worked = Worked(self.program, self.endings, pad_is_end, choice)
         try:
             numbers = np.asarray(worked.of(mask.value))
-        except (Unclear, ValueError):  # rows of different lengths are no mask of a batch
+        except (Unclear, ValueError):  # rows of different lengths are not a mask of a batch
             return None
         if numbers.ndim != 2 or numbers.shape[0] != ROWS or not np.isin(numbers, (0, 1)).all():
             return None
@@ -169,7 +176,7 @@ class Fillings:
         found = []
         for masked in losses(self.program):
             filled = [self.of(mask) for mask in masked.masks]
-            found.append((masked, [one for one in filled if one]))
+            found.append((masked, [filling for filling in filled if filling]))
         return found
 
     def is_masked_elsewhere(self, masked: Masked) -> bool:
@@ -181,33 +188,33 @@ class Fillings:
                 return True
             for value in islice(ancestors(mask.value), 80):
                 others = value.inputs if value.op == "mul" else []
-                if any(not one.goes_on for other in others for one in self.of(Applied(other, value))):
+                if any(not part.goes_on for other in others for part in self.of(Applied(other, value))):
                     return True
         return False
 
 
 def may_mask(program: Program, factor: Value) -> bool:
     """Whether a factor of the loss may leave tokens out: it is a mask, is made of one, or nothing is known of it."""
-    for one in islice(ancestors(factor), 60):
-        if program.kinds.is_a(one, Kind.MASK, Kind.COUNT) or one.op in ("parameter", "unknown") or "mask" in one.name:
+    for value in islice(ancestors(factor), 60):
+        if (
+            program.kinds.is_a(value, Kind.MASK, Kind.COUNT)
+            or value.op in ("parameter", "unknown")
+            or "mask" in value.name
+        ):
             return True
     return False
 
 
-_READ: list[Fillings] = []  # of the program that was read last: several checks ask in turn
-
-
+@once
 def fillings(program: Program) -> Fillings:
-    if not _READ or _READ[0].program is not program:
-        _READ[:] = [Fillings(program)]
-    return _READ[0]
+    return Fillings(program)
 
 
 def definition(mask: Value) -> Value:
     """Where a mask is made, behind the rows that are picked of it and its casts."""
 
     def onward(current: Value) -> Value | None:
-        options = [one for one in current.inputs if one.constant is not None] if current.op == "phi" else []
+        options = [part for part in current.inputs if part.constant is not None] if current.op == "phi" else []
         following = current.input if current.op != "phi" else options[0] if options else None
         if current.op not in ("index", "cast", "phi", "clone", "detach", "unsqueeze", "leave") or following is None:
             return None

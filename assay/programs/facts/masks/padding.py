@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from assay.programs.facts.advantages.groups import is_one_row
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.positions import given_ids
-from assay.programs.facts.sampling.draws import draws, weights_of
+from assay.programs.facts.sampling.draws import draws, passes_of
 from assay.programs.facts.sampling.scoring import ancestors_and_lists, made_of, scorings
 from assay.programs.facts.sampling.tokens import encoding_behind, text_of
 from assay.programs.graph import Value
@@ -44,9 +44,9 @@ def padded_passes(program: Program) -> Iterator[Pass]:
             seen.add(id(call))
             if not program.kinds.is_a(ids, Kind.SAMPLED):
                 continue  # hidden states, or text that was not drawn
-            if any(id(call) == id(one) for calls in masked.values() for one in calls):
+            if any(id(call) == id(value) for calls in masked.values() for value in calls):
                 continue
-            held = {id(one) for one in made_of(ids)}
+            held = {id(value) for value in made_of(ids)}
             for draw in drawn:
                 if id(draw) not in held:
                     continue
@@ -111,10 +111,10 @@ def _fault_of_generate(program: Program, draw: Value) -> str:
     if "**" in draw.arguments:
         return ""
     ends = any(
-        one.name in ("pad_token", "pad_token_id")
-        and one.arguments["value"].op == "attribute"
-        and one.arguments["value"].name in ("eos_token", "eos_token_id")
-        for one in program.of("setattr")
+        value.name in ("pad_token", "pad_token_id")
+        and value.arguments["value"].op == "attribute"
+        and value.arguments["value"].name in ("eos_token", "eos_token_id")
+        for value in program.of("setattr")
     )  # generate() finds padding by itself, but not where it is the end of text
     return "without an attention mask, and padding is the end-of-text token" if ends else ""
 
@@ -123,10 +123,7 @@ def _masked_draws(program: Program, drawn: list[Value]) -> dict[int, list[Value]
     """Draws of the script's own loop -> the passes behind them, where these were given a mask that hides something."""
     found: dict[int, list[Value]] = {}
     for draw in drawn:
-        weights = weights_of(draw)
-        calls = program.origins.forwards(weights) if weights is not None else []
-        if draw.op == "generate":
-            calls = [draw]
+        calls = [draw] if draw.op == "generate" else passes_of(program, draw)
         if any(hides_prompt(program, mask) for call in calls if (mask := mask_of(call)) is not None):
             found[id(draw)] = calls
     return found
@@ -134,11 +131,11 @@ def _masked_draws(program: Program, drawn: list[Value]) -> dict[int, list[Value]
 
 def hides_prompt(program: Program, mask: Value) -> bool:
     """Whether a mask is 0 at padding of a prompt: compared, filled by hand, or made by a tokenizer that pads."""
-    drawn = {id(one) for one in draws(program)}
-    for one in ancestors_and_lists(mask):
-        if padded_by(one) is not None or (one.op == "list_repeat" and _is_zero(one)):
+    drawn = {id(draw) for draw in draws(program)}
+    for value in ancestors_and_lists(mask):
+        if padded_by(value) is not None or (value.op == "list_repeat" and _is_zero(value)):
             return True
-        if one.op in ("ne", "setitem") and not any(id(part) in drawn for part in made_of(one)):
+        if value.op in ("ne", "setitem") and not any(id(part) in drawn for part in made_of(value)):
             return True
     return False
 
@@ -151,8 +148,7 @@ def _is_zero(repeated: Value) -> bool:
 def _unmasked_draws(program: Program, drawn: list[Value]) -> Iterator[Pass]:
     """Passes that draw without a mask, where the scoring of what they drew is given one."""
     for draw in drawn:
-        weights = weights_of(draw)
-        calls = program.origins.forwards(weights) if weights is not None else []
+        calls = passes_of(program, draw)
         if draw.op == "generate":
             mask = draw.argument("attention_mask")
             bare = mask is not None and _is_ones(mask) and padded_by(prompts := _prompts_of(draw)) is None
@@ -162,7 +158,7 @@ def _unmasked_draws(program: Program, drawn: list[Value]) -> Iterator[Pass]:
         if not calls:
             continue
         for scoring in scorings(program):
-            if not any(one is draw for one in made_of(scoring.tokens)):
+            if not any(value is draw for value in made_of(scoring.tokens)):
                 continue
             scored = [mask for call in program.origins.forwards(scoring.logits) if (mask := mask_of(call)) is not None]
             hiding = [mask for mask in scored if not _is_ones(mask) and hides_prompt(program, mask)]

@@ -42,7 +42,7 @@ class UnchangedWeights:
 
 
 def unchanged_weights(program: Program) -> Iterator[UnchangedWeights]:
-    every = [one for one in optimizers(program) if one.is_known]
+    every = [value for value in optimizers(program) if value.is_known]
     cut = list(_cut(program, every))
     yield from cut
     if cut:
@@ -61,7 +61,7 @@ def _late(program: Program, optimizer: Optimizer) -> UnchangedWeights | None:
         if value.name not in _LATE or value.order < optimizer.value.order:
             continue
         inner = value.argument("0")
-        if inner is None or not any(same_network(inner, one) for one in optimizer.networks):
+        if inner is None or not any(same_network(inner, model) for model in optimizer.networks):
             continue
         if _is_used_in_loss(program, value):
             what = f"{optimizer.value.shown} is made before `{value.place.text}`: {_LATE[value.name]}"
@@ -75,21 +75,25 @@ def _is_used_in_loss(program: Program, model: Value) -> bool:
         return [inner] if inner is not None else []
 
     called = [call.arguments.get("model") for loss, _ in program.losses for call in program.origins.forwards(loss)]
-    return any(model in walk(one, inside) for one in called if one is not None)
+    return any(model in walk(value, inside) for value in called if value is not None)
 
 
 def _other(program: Program, optimizer: Optimizer) -> UnchangedWeights | None:
     """The optimizer holds a network that no loss is computed with."""
     assert optimizer.networks is not None
     losses = [trained_networks(program, loss) for loss, _ in program.losses]
-    own = [network(one) for one in optimizer.networks]
-    if not losses or any(one is None for one in losses):
+    own = [network(model) for model in optimizer.networks]
+    if not losses or any(loss is None for loss in losses):
         return None
     used = [model for models in losses for model in models or ()]
-    if not all(is_network(one) for one in own) or not all(is_network(one) for one in used):
+    if not all(is_network(model) for model in own) or not all(is_network(value) for value in used):
         return None
     within = [call.arguments["model"] for loss, _ in program.losses for call in _calls(loss)]
-    if any(contains(program, one, model) or contains(program, model, one) for one in own for model in [*used, *within]):
+    if any(
+        contains(program, value, model) or contains(program, model, value)
+        for value in own
+        for model in [*used, *within]
+    ):
         return None
     what = (
         f"{optimizer.value.shown} holds the parameters of {own[0].shown}, and the loss is computed with "
@@ -100,13 +104,13 @@ def _other(program: Program, optimizer: Optimizer) -> UnchangedWeights | None:
 
 def _calls(loss: Value) -> list[Value]:
     """All calls of networks behind a loss, those too whose output goes into another network."""
-    return [one for one in ancestors(loss) if one.op == "forward" and not one.context.no_grad]
+    return [value for value in ancestors(loss) if value.op == "forward" and not value.context.no_grad]
 
 
 def _part(program: Program, optimizer: Optimizer, every: list[Optimizer]) -> UnchangedWeights | None:
     """The optimizer holds a layer, and no one the others, which nothing freezes."""
     assert optimizer.networks is not None
-    heads = [one for one in optimizer.networks if one.op == "attribute" and one.name in _HEADS]
+    heads = [value for value in optimizer.networks if value.op == "attribute" and value.name in _HEADS]
     for loss, _ in program.losses if len(heads) == len(optimizer.networks) and len(every) == 1 else ():
         for model in trained_networks(program, loss) or ():
             if model.op == "pretrained" and same_network(heads[0], model) and not _is_frozen(program, model):
@@ -116,7 +120,7 @@ def _part(program: Program, optimizer: Optimizer, every: list[Optimizer]) -> Unc
                 return UnchangedWeights((optimizer.value.place, model.place), what)
     for loss, _ in program.losses:
         for model in trained_networks(program, loss) or ():
-            inside = [one for one in optimizer.networks if _is_inside(program, one, model)]
+            inside = [value for value in optimizer.networks if _is_inside(program, value, model)]
             if len(inside) < len(optimizer.networks) or is_held(program, model, every) or _is_frozen(program, model):
                 continue
             if model.op != "instance":
@@ -124,15 +128,15 @@ def _part(program: Program, optimizer: Optimizer, every: list[Optimizer]) -> Unc
             else:
                 parts = direct_parts(program, model)
                 rest = [
-                    one
-                    for one in parts
-                    if not is_held(program, one, every)
-                    and not any(contains(program, one, other) for other in inside)
-                    and is_used(program, loss, one)
+                    part
+                    for part in parts
+                    if not is_held(program, part, every)
+                    and not any(contains(program, part, other) for other in inside)
+                    and is_used(program, loss, part)
                 ]
                 if not rest:
                     continue
-            left = ", ".join(one.shown for one in rest[:3]) or "all else"
+            left = ", ".join(value.shown for value in rest[:3]) or "all else"
             what = (
                 f"{optimizer.value.shown} holds one part of {model.shown}: {left} never changes, and nothing freezes it"
             )
@@ -163,8 +167,8 @@ def _cut(program: Program, every: list[Optimizer]) -> Iterator[UnchangedWeights]
         loss = backward.input
         if loss is None or program.origins.gradient(loss) is not False:
             continue
-        calls = [one for one in program.origins.forwards(loss) if one.op == "forward"]
-        ours = [one for one in calls if is_held(program, one.arguments["model"], every)]
+        calls = [call for call in program.origins.forwards(loss) if call.op == "forward"]
+        ours = [call for call in calls if is_held(program, call.arguments["model"], every)]
         if not ours or _is_opaque(program, loss):
             continue
         place = _where(program, loss)
@@ -172,7 +176,7 @@ def _cut(program: Program, every: list[Optimizer]) -> Iterator[UnchangedWeights]
             what = f"no gradient reaches the weights: `{place.text}` takes it away before `{backward.place.text}`"
             yield UnchangedWeights((place, backward.place), what, "Keep the loss attached to the forward pass.")
             return
-        if all(one.context.no_grad for one in calls):
+        if all(call.context.no_grad for call in calls):
             what = f"`{ours[0].place.text}` runs under no_grad: `{backward.place.text}` has nothing to differentiate"
             yield UnchangedWeights((ours[0].place, backward.place), what, "Compute the loss outside of no_grad.")
             return
@@ -190,7 +194,9 @@ def _is_opaque(program: Program, loss: Value) -> bool:
         asked = one.op == "method" and one.input is not None and one.input.op in _OBJECTS
         return (asked or one.op in _OPAQUE) and program.kinds.of(one) is None
 
-    return any(is_open(one) for one in walk(loss, until=lambda one: one.op in ("detach", "leave", "tensor", "forward")))
+    return any(
+        is_open(part) for part in walk(loss, until=lambda value: value.op in ("detach", "leave", "tensor", "forward"))
+    )
 
 
 def _where(program: Program, loss: Value) -> Place | None:
@@ -203,7 +209,7 @@ def _where(program: Program, loss: Value) -> Place | None:
             return current.place
         if current.op == "tensor":
             return None if current.name.endswith(("as_tensor", "asarray", "from_numpy")) else current.place
-        inputs = [one for one in current.inputs if program.origins.forwards(one)]
+        inputs = [part for part in current.inputs if program.origins.forwards(part)]
         if current.op in ("forward", "phi") or not inputs:
             return None
         current = inputs[0]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from assay.programs.facts.optimizer.optimizers import is_scheduler
+from assay.programs.facts.origin import given_to
 from assay.programs.facts.ratio import Difference
 from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
-from assay.programs.walk import ancestors, loop_source, peel, walk
+from assay.programs.walk import loop_source, peel, walk
 
 # what may give other data in each turn of a loop
 _OPAQUE = frozenset({"call", "method", "generate", "multinomial", "sample", "unknown", "exception", "super", "element"})
@@ -47,20 +48,19 @@ def is_split(loop: Loop) -> bool:
 def parts_of_rollout(program: Program, call: Value) -> Loop | None:
     """The loop over mini-batches of tokens that were drawn before it, with an update in each turn."""
     for loop in call.context.loops:
-        steps = [one for one in program.of("step") if loop in one.context.loops and not is_scheduler(one)]
-        unconditional = [one for one in steps if one.context.branches == call.context.branches]
+        steps = [value for value in program.of("step") if loop in value.context.loops and not is_scheduler(value)]
+        unconditional = [step for step in steps if step.context.branches == call.context.branches]
         if not is_split(loop) or not unconditional:
             continue
-        given = [one for name, one in call.arguments.items() if name.startswith("given_")]
-        drawn = [one for value in given for one in ancestors(value) if one.op in ("generate", "multinomial", "sample")]
-        if drawn and not any(loop in one.context.loops for one in drawn):
+        drawn = [value for value in walk(given_to(call)) if value.op in ("generate", "multinomial", "sample")]
+        if drawn and not any(loop in draw.context.loops for draw in drawn):
             return loop
     return None
 
 
 def is_same_data(call: Value, loop: Loop) -> bool:
     """Whether what a network is given in a loop is made before it; picking rows of it does not count as making."""
-    given = [one for name, one in call.arguments.items() if name not in ("model", "output", "callee")]
+    given = [part for name, part in call.arguments.items() if name not in ("model", "output", "callee")]
 
     def made_in_loop(one: Value) -> list[Value]:
         return [part for part in one.inputs if part.constant is UNKNOWN] if loop in one.context.loops else []
@@ -71,13 +71,13 @@ def is_same_data(call: Value, loop: Loop) -> bool:
         makes = loop in one.context.loops and one.op in _OPAQUE and not _is_pick(one, loop)
         return makes and not one.name.endswith(_HARMLESS)
 
-    return bool(given) and not any(is_new(one) for one in walk(given, made_in_loop))
+    return bool(given) and not any(is_new(value) for value in walk(given, made_in_loop))
 
 
 def _is_pick(value: Value, loop: Loop) -> bool:
     """An element of what a loop within this one runs over: a mini-batch."""
     inner = value.context.loops[value.context.loops.index(loop) + 1 :]
-    return value.op == "element" and any(one.source is value.input for one in inner)
+    return value.op == "element" and any(part.source is value.input for part in inner)
 
 
 def are_several(program: Program, one: Difference) -> bool:

@@ -47,10 +47,10 @@ class Setting:
 
 def settings(program: Program) -> Iterator[Setting]:
     reported: set[tuple[str, Place]] = set()
-    for one in _all(program):
-        if (one.name, one.places[0]) not in reported:
-            reported.add((one.name, one.places[0]))
-            yield one
+    for value in _all(program):
+        if (value.name, value.places[0]) not in reported:
+            reported.add((value.name, value.places[0]))
+            yield value
 
 
 def _all(program: Program) -> Iterator[Setting]:
@@ -67,7 +67,7 @@ def _all(program: Program) -> Iterator[Setting]:
 
 
 def _of_optimizers(program: Program) -> Iterator[Setting]:
-    rates_set = any(one.name == "lr" for one in program.of("setitem", "index"))  # group["lr"] = ...
+    rates_set = any(part.name == "lr" for part in program.of("setitem", "index"))  # group["lr"] = ...
     for optimizer in optimizers(program):
         if not optimizer.is_known or not optimizer.steps:
             continue
@@ -109,7 +109,7 @@ def _number(value: Value | None) -> float | None:
 def _of_term(term: Term) -> Iterator[Setting]:
     if term.kind not in (TermKind.KL, TermKind.ENTROPY):
         return
-    numbers = [(one, number) for one in term.factors if (number := _number(one)) is not None]
+    numbers = [(factor, number) for factor in term.factors if (number := _number(factor)) is not None]
     if not numbers:
         return
     product = 1.0

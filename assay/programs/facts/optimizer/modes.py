@@ -44,7 +44,7 @@ def mode_at(program: Program, model: Value, call: Value) -> tuple[bool | None, V
             last = value if last is None or value.order > last.order else last
     if last is None:
         return _default(program, model)
-    if not all(call.context.is_under(one) for one in last.context.branches):
+    if not all(call.context.is_under(branch) for branch in last.context.branches):
         return None, last
     given = last.setting("1", last.setting("mode", True)) if last.op == "train" else False
     return (given if isinstance(given, bool) else None), last
@@ -52,7 +52,7 @@ def mode_at(program: Program, model: Value, call: Value) -> tuple[bool | None, V
 
 def _is_set(program: Program, changed: Value, model: Value) -> bool:
     if changed.op == "phi" and len(changed.inputs) > 1:
-        return any(same_network(one, model) for one in changed.inputs)
+        return any(same_network(part, model) for part in changed.inputs)
     return same_network(changed, model) or contains(program, changed, model)
 
 
@@ -114,7 +114,7 @@ def _of_pretrained(base: Value) -> Iterator[tuple[Value, float]]:
         given = list(_in(config))
         yield from given
         kind = config.name.rpartition(".")[2]
-        if not given and any(one not in config.arguments for one in _CONFIGS.get(kind, ())):
+        if not given and any(value not in config.arguments for value in _CONFIGS.get(kind, ())):
             yield config, _USUAL
 
 
@@ -130,6 +130,6 @@ def _number(value: object) -> float:
 
 def _is_switched_off(program: Program) -> bool:
     """disable_dropout(model), or a loop that sets the probability of each layer."""
-    if any("disable_dropout" in one.name for one in program.of("call", "method")):
+    if any("disable_dropout" in value.name for value in program.of("call", "method")):
         return True
-    return any(one.name == "p" for one in program.of("setattr"))
+    return any(value.name == "p" for value in program.of("setattr"))

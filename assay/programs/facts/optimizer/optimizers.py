@@ -41,9 +41,9 @@ def optimizer_of(value: Value | None) -> Value | None:
         return [held] if held is not None else one.inputs if one.op == "phi" else []
 
     options = [
-        one
-        for one in (walk(value, inside) if value is not None else ())
-        if one.constant is not None and (one.op == "optimizer" or one.op in _OPEN)
+        part
+        for part in (walk(value, inside) if value is not None else ())
+        if part.constant is not None and (part.op == "optimizer" or part.op in _OPEN)
     ]
     return options[0] if len(options) == 1 else None
 
@@ -62,10 +62,12 @@ def networks_held(optimizer: Value) -> tuple[Value, ...] | None:
     def inside(one: Value) -> list[Value]:
         return [part for name, part in one.arguments.items() if name not in ("lr", "weight_decay")]
 
-    way = list(walk(given, inside, until=lambda one: is_network(one) or is_open(one))) if given is not None else []
-    if any(is_open(one) and not (one.op == "attribute" and one.name == "requires_grad") for one in way):
+    way = (
+        list(walk(given, inside, until=lambda value: is_network(value) or is_open(value))) if given is not None else []
+    )
+    if any(is_open(value) and not (value.op == "attribute" and value.name == "requires_grad") for value in way):
         return None
-    return tuple(one.input for one in way if is_network(one) and one.input is not None) or None
+    return tuple(value.input for value in way if is_network(value) and value.input is not None) or None
 
 
 def is_scheduler(step: Value) -> bool:
@@ -87,13 +89,13 @@ def optimizer_of_step(step: Value) -> Value | None:
 @once
 def optimizers(program: Program) -> list[Optimizer]:
     """Those of torch that the script makes, and objects that are stepped and cleared."""
-    steps = [(one, optimizer_of_step(one)) for one in program.of("step")]
+    steps = [(part, optimizer_of_step(part)) for part in program.of("step")]
     clears = list(_clears(program))
     cleared = [of for _, of in clears if of is not None]
     found: list[Value] = []
     for value in [*program.of("optimizer"), *(of for _, of in steps if of is not None)]:
         is_one = value.op == "optimizer" or any(value is of for of in cleared)
-        if is_one and not any(value is one for one in found):
+        if is_one and not any(value is part for part in found):
             found.append(value)
     made: list[Optimizer] = []
     for value in found:
@@ -104,7 +106,7 @@ def optimizers(program: Program) -> list[Optimizer]:
                 networks,
                 tuple(step for step, of in steps if of is value),
                 tuple(clear for clear, of in clears if of is value or (of is not None and _is_of(of, networks))),
-                tuple(one for one in program.of("backward") if _reaches(program, one, networks)),
+                tuple(part for part in program.of("backward") if _reaches(program, part, networks)),
             )
         )
     return made
@@ -124,7 +126,7 @@ def _clears(program: Program) -> Iterator[tuple[Value, Value | None]]:
         inner = value.input
         if inner is None or value.name not in ("zero_", "fill_", "mul_"):
             continue
-        if any(one.op == "attribute" and one.name == "grad" for one in list(ancestors(inner))[:4]):
+        if any(part.op == "attribute" and part.name == "grad" for part in list(ancestors(inner))[:4]):
             yield value, None
 
 
@@ -135,28 +137,32 @@ def clears_of_unknown(program: Program) -> list[Value]:
 
 def _is_of(cleared: Value, networks: tuple[Value, ...] | None) -> bool:
     """model.zero_grad(), where the optimizer holds that model."""
-    return networks is not None and any(same_network(cleared, one) or is_part(one, cleared) for one in networks)
+    return networks is not None and any(same_network(cleared, model) or is_part(model, cleared) for model in networks)
 
 
 def is_part(part: Value, whole: Value) -> bool:
     """Whether one network is reached through attributes of the other."""
-    holders = walk(part, lambda one: [one.input] if one.op in ("attribute", "index", "element") and one.input else [])
-    return any(same_network(one, whole) for one in holders if one is not part)
+    holders = walk(
+        part, lambda value: [value.input] if value.op in ("attribute", "index", "element") and value.input else []
+    )
+    return any(same_network(holder, whole) for holder in holders if holder is not part)
 
 
 def _reaches(program: Program, backward: Value, networks: tuple[Value, ...] | None) -> bool:
-    """Whether a backward makes gradients of these networks; where the text does not tell it may."""
+    """Whether a backward makes gradients of these networks; where the text does not say, it may."""
     if networks is None or backward.input is None:
         return True
-    own = [network(one) for one in networks]
-    if not program.origins.networks(backward.input) or any(one.op not in NETWORKS for one in own):
+    own = [network(model) for model in networks]
+    if not program.origins.networks(backward.input) or any(model.op not in NETWORKS for model in own):
         return True
-    calls = [one for one in ancestors(backward.input) if one.op in ("forward", "call") and not one.context.no_grad]
-    behind = [network(one.arguments["model"]) for one in calls if one.op == "forward"]
-    if any("callee" in one.arguments for one in calls) or any(one.op not in NETWORKS for one in behind):
+    calls = [
+        value for value in ancestors(backward.input) if value.op in ("forward", "call") and not value.context.no_grad
+    ]
+    behind = [network(call.arguments["model"]) for call in calls if call.op == "forward"]
+    if any("callee" in call.arguments for call in calls) or any(value.op not in NETWORKS for value in behind):
         return True  # a network that came in as a parameter
-    return any(same_network(one, other) for one in own for other in behind) or not any(
-        same_network(one, other) for one in behind for other in program.origins.trained()
+    return any(same_network(model, other) for model in own for other in behind) or not any(
+        same_network(value, other) for value in behind for other in program.origins.trained()
     )
 
 
@@ -166,7 +172,7 @@ def _reaches(program: Program, backward: Value, networks: tuple[Value, ...] | No
 def loop_of(step: Value, backwards: tuple[Value, ...]) -> Loop | None:
     """The innermost loop that both makes gradients and uses them."""
     for loop in reversed(step.context.loops):
-        if any(loop in one.context.loops for one in backwards):
+        if any(loop in backward.context.loops for backward in backwards):
             return loop
     return None
 
@@ -178,15 +184,15 @@ def is_unconditional(event: Value, step: Value) -> bool:
         return False
     if step.context.loops[: len(loops)] != loops:
         return False
-    return all(step.context.is_under(one) for one in event.context.branches)
+    return all(step.context.is_under(branch) for branch in event.context.branches)
 
 
 def events_before(step: Value, events: list[Value], loop: Loop | None) -> list[Value]:
     """What happened before a step, nearest first: in this turn, then in the turn before."""
     if loop is None:
-        same = [one for one in events if one.context.calls[:1] == step.context.calls[:1]]
-        return sorted((one for one in same if one.order < step.order), key=lambda one: -one.order)
-    inside = [one for one in events if loop in one.context.loops]
-    earlier = sorted((one for one in inside if one.order < step.order), key=lambda one: -one.order)
-    later = sorted((one for one in inside if one.order > step.order), key=lambda one: -one.order)
+        same = [event for event in events if event.context.calls[:1] == step.context.calls[:1]]
+        return sorted((value for value in same if value.order < step.order), key=lambda value: -value.order)
+    inside = [event for event in events if loop in event.context.loops]
+    earlier = sorted((value for value in inside if value.order < step.order), key=lambda value: -value.order)
+    later = sorted((value for value in inside if value.order > step.order), key=lambda value: -value.order)
     return earlier + later

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from assay.programs.facts.optimizer.optimizers import Optimizer
 from assay.programs.facts.origin import NETWORKS, network, same_network
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Instance
-from assay.programs.walk import ancestors
+from assay.programs.walk import ancestors, walk
 
 _PLAIN = ("Dropout", "ReLU", "GELU", "Tanh", "SiLU", "Softmax", "LogSoftmax", "Identity", "Flatten", "Sigmoid", "ELU")
-
-
-@dataclass(frozen=True, eq=False)
-class Owner:
-    """A network that holds another as an attribute or a layer. `since`: the operation that made it so."""
-
-    value: Value
-    since: Value
 
 
 def is_network(value: Value) -> bool:
@@ -32,38 +22,29 @@ def has_parameters(value: Value) -> bool:
     return is_network(value) and not (value.op == "module" and value.name in _PLAIN)
 
 
-def owners(program: Program, part: Value) -> list[Owner]:
-    """Every network above one, however far."""
-    found: list[Owner] = []
-    waiting = [network(part)]
-    seen = {id(waiting[0])}
-    while waiting:
-        current = waiting.pop(0)
-        above: list[Owner] = []
-        if current.op in ("attribute", "index", "element") and current.input is not None:
-            above.append(Owner(current.input, current))
-        for user in _users(program, current):
-            if user.op == "setattr" and user.input is not None and network(user.arguments["value"]) is current:
-                above.append(Owner(user.input, user))
+def owners(program: Program, part: Value) -> list[Value]:
+    """Every network above one, however far: it holds the one as an attribute or a layer."""
+
+    def above(inner: Value) -> list[Value]:
+        held_in = [inner.input] if inner.op in ("attribute", "index", "element") and inner.input is not None else []
+        for user in _users(program, inner):
+            if user.op == "setattr" and user.input is not None and network(user.arguments["value"]) is inner:
+                held_in.append(user.input)
             elif user.op in ("module", "listing", "table"):
-                above.append(Owner(user, user))
-        for owner in above:
-            value = network(owner.value)
-            if id(value) not in seen:
-                seen.add(id(value))
-                waiting.append(value)
-                if value.op not in ("listing", "table"):
-                    found.append(Owner(value, owner.since))
-    return found
+                held_in.append(user)
+        return [network(owner) for owner in held_in]
+
+    start = network(part)
+    return [owner for owner in walk(start, above) if owner is not start and owner.op not in ("listing", "table")]
 
 
 def _users(program: Program, value: Value) -> list[Value]:
-    same = [one for one in program.of(value.op) if one.thing is value.thing] if value.thing is not None else [value]
-    return [user for one in same for user in one.users]
+    same = [part for part in program.of(value.op) if part.thing is value.thing] if value.thing is not None else [value]
+    return [user for part in same for user in part.users]
 
 
 def contains(program: Program, whole: Value, part: Value) -> bool:
-    return same_network(whole, part) or any(same_network(one.value, whole) for one in owners(program, part))
+    return same_network(whole, part) or any(same_network(owner, whole) for owner in owners(program, part))
 
 
 def direct_parts(program: Program, whole: Value) -> list[Value]:
@@ -73,14 +54,14 @@ def direct_parts(program: Program, whole: Value) -> list[Value]:
         part = value.argument("value")
         if value.input is not None and part is not None and same_network(value.input, whole):
             inner = network(part)
-            if has_parameters(inner) and not any(inner is one for one in found):
+            if has_parameters(inner) and not any(inner is item for item in found):
                 found.append(inner)
     return found
 
 
 def is_held(program: Program, model: Value, optimizers: list[Optimizer]) -> bool:
     """Whether an optimizer holds the network or what it is a part of."""
-    return any(contains(program, one, model) for optimizer in optimizers for one in optimizer.networks or ())
+    return any(contains(program, value, model) for optimizer in optimizers for value in optimizer.networks or ())
 
 
 def trained_networks(program: Program, loss: Value) -> list[Value] | None:
@@ -93,11 +74,11 @@ def trained_networks(program: Program, loss: Value) -> list[Value] | None:
         model = network(call.arguments["model"])
         if not is_network(model):
             return None
-        if not any(same_network(model, one) for one in found):
+        if not any(same_network(model, value) for value in found):
             found.append(model)
     return found
 
 
 def is_used(program: Program, loss: Value, part: Value) -> bool:
     """Whether the output of a layer is behind a loss."""
-    return any(one.op == "forward" and contains(program, part, one.arguments["model"]) for one in ancestors(loss))
+    return any(value.op == "forward" and contains(program, part, value.arguments["model"]) for value in ancestors(loss))

@@ -20,7 +20,7 @@ def dtype_of(value: Value | None, depth: int = 6) -> str:
     if value is None or depth == 0:
         return ""
     if value.op == "phi":
-        names = {dtype_of(one, depth - 1) for one in value.inputs}
+        names = {dtype_of(part, depth - 1) for part in value.inputs}
         return names.pop() if len(names) == 1 else ""
     last = value.constant if isinstance(value.constant, str) else value.name
     last = last.rpartition(".")[2]
@@ -44,7 +44,7 @@ def cast_to(value: Value) -> str:
 
 
 def precision_of_weights(program: Program, model: Value) -> tuple[str, Value] | None:
-    """The precision in which a network's weights are kept, and what says so; None where the text does not tell."""
+    """The precision in which a network's weights are kept, and what says so; None where the text does not say."""
     said: tuple[str, Value] | None = None
     base = network(model)
     current = original(model)
@@ -94,7 +94,7 @@ def is_upcast(program: Program, value: Value | None) -> bool:
         is_kept = one.op in (*PASSES, *_THROUGH) and one.op != "phi"
         return ([one.input] if one.input is not None else one.inputs[:1]) if is_kept else []
 
-    return value is not None and any(cast_to(one) == "float32" for one in walk(value, scores))
+    return value is not None and any(cast_to(part) == "float32" for part in walk(value, scores))
 
 
 def is_mixed(program: Program, of_weights: bool = True) -> bool:

@@ -66,7 +66,9 @@ def _judges_too(program: Program, chance: Value) -> bool:
         return False  # one number, drawn where the reward is made
     for factor in policy_weights(program):
         behind = list(islice(ancestors(factor), 600))
-        if any(one is chance for one in behind) and any(program.kinds.is_a(one, Kind.SAMPLED) for one in behind):
+        if any(value is chance for value in behind) and any(
+            program.kinds.is_a(value, Kind.SAMPLED) for value in behind
+        ):
             return True
     return False
 
@@ -83,8 +85,8 @@ def unequal_comparisons(program: Program) -> Iterator[Flaw]:
         if id(value) not in program.weights and id(value) not in decides:
             continue
         sides = [value.arguments["input"], value.arguments["other"]]
-        for one, other in (sides, sides[::-1]):
-            if isinstance(one.thing, Listing) and one.op == "listing" and _is_text(other):
+        for side, other in (sides, sides[::-1]):
+            if isinstance(side.thing, Listing) and side.op == "listing" and _is_text(other):
                 yield Flaw(value, "a text is never equal to a list: this part of the reward is the same for all")
 
 
@@ -113,7 +115,7 @@ def _raises(value: Value) -> str:
         return "the pattern has no such group"
     if value.op == "index" and isinstance(value.setting("0"), str) and _is_text(inner):
         return "a text has no such key"
-    given = [one for name, one in value.arguments.items() if name.isdigit() and name != "0"]
+    given = [part for name, part in value.arguments.items() if name.isdigit() and name != "0"]
     if value.op == "method" and value.name in _OF_TEXT and isinstance(inner.thing, Listing) and inner.op == "listing":
         return f"a list has no {value.name}()"
     if value.op == "method" and _is_text(inner):
@@ -158,9 +160,9 @@ def _is_text(value: Value, depth: int = 6) -> bool:
     if is_text(value) or isinstance(value.constant, str):
         return True
     if value.op == "add":
-        return any(_is_text(one, depth - 1) for one in value.inputs)
+        return any(_is_text(part, depth - 1) for part in value.inputs)
     if value.op == "phi":
-        return bool(value.inputs) and all(_is_text(one, depth - 1) for one in value.inputs)
+        return bool(value.inputs) and all(_is_text(part, depth - 1) for part in value.inputs)
     if value.op == "element" and value.input is not None:
         return value.input.op in ("batch_decode",)
     return (

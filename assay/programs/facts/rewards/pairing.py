@@ -70,26 +70,26 @@ def _zipped(program: Program, zipped: Value, spread: list[Expansion]) -> Iterato
     moved = [reordering(side) or _counted_down(side) for side in sides]
     if len(sides) < 2 or _is_within_a_row(program, zipped):
         return
-    if any(one is not None for one in moved) and not all(one is not None for one in moved):
-        cause = next(one for one in moved if one is not None)
-        others = [side for side, one in zip(sides, moved, strict=True) if one is None]
+    if any(value is not None for value in moved) and not all(value is not None for value in moved):
+        cause = next(value for value in moved if value is not None)
+        others = [side for side, value in zip(sides, moved, strict=True) if value is None]
         follows = cause.op == "reversed" and _counted_down(cause) is not None
         if not follows and not feeds(others, cause) and not _is_scored_so(program, cause):
             yield Mispairing(zipped, cause, "one side of the zip is in another order than the other")
         return
     tiled = [_expansion(side, spread) for side in sides]
-    for side, one in zip(sides, tiled, strict=True):
+    for side, part in zip(sides, tiled, strict=True):
         if (
-            one is None
-            or one.interleaved
-            or not is_of_several(one)
-            or feeds([other for other in sides if other is not side], one.value)
+            part is None
+            or part.interleaved
+            or not is_of_several(part)
+            or feeds([other for other in sides if other is not side], part.value)
             or not _are_rows_interleaved(program, sides, side, spread)
         ):
             continue
         yield Mispairing(
             zipped,
-            one.value,
+            part.value,
             "the whole list is repeated (a b a b), but the rows of one prompt follow each other (a a b b)",
         )
         return
@@ -98,13 +98,13 @@ def _zipped(program: Program, zipped: Value, spread: list[Expansion]) -> Iterato
 def _is_within_a_row(program: Program, value: Value) -> bool:
     """Whether it stands in a loop over rows: what is turned round there are the tokens of one row."""
     busy = {
-        id(loop) for one in program.of("generate", "multinomial", "sample", "backward") for loop in one.context.loops
+        id(loop) for part in program.of("generate", "multinomial", "sample", "backward") for loop in part.context.loops
     }
     return any(is_of_rows(loop) and id(loop) not in busy for loop in value.context.loops)
 
 
 def _counted_down(side: Value) -> Value | None:
-    """reversed(range(n)), a loop over time: what is beside it is no list of rows."""
+    """reversed(range(n)), a loop over time: what is beside it is not a list of rows."""
     inner = side.input if side.op == "reversed" else None
     return side if inner is not None and inner.op == "range" else None
 
@@ -139,22 +139,22 @@ def _is_of_rows(program: Program, moved: Value) -> bool:
     """Whether what is moved are completions."""
     if program.kinds.is_a(moved, Kind.SAMPLED):
         return True
-    return any(is_text(one) or program.kinds.is_a(one, Kind.SAMPLED) for one in islice(ancestors(moved), 12))
+    return any(is_text(value) or program.kinds.is_a(value, Kind.SAMPLED) for value in islice(ancestors(moved), 12))
 
 
 def _is_scored_so(program: Program, moved: Value) -> bool:
     """Whether the network scores the rows in that other order too."""
     for loss, _ in program.losses:
         for call in program.origins.forwards(loss):
-            if any(one is moved for one in islice(ancestors(call), 2000)):
+            if any(value is moved for value in islice(ancestors(call), 2000)):
                 return True
     return False
 
 
 def _expansion(value: Value, spread: list[Expansion], depth: int = 8) -> Expansion | None:
-    for one in spread:
-        if one.value is value:
-            return one
+    for expansion in spread:
+        if expansion.value is value:
+            return expansion
     inner = value.input or value.argument("data") or value.argument("0")
     if value.op == "mul" and inner is not None and _is_list(inner):
         return Expansion(value, False, value.argument("other"))
@@ -166,13 +166,13 @@ def _expansion(value: Value, spread: list[Expansion], depth: int = 8) -> Expansi
 
 
 def _is_set(listed: Value) -> bool:
-    """Whether a list was made of a set: in a set there is no order to lose."""
+    """Whether a list was made of a set: a set has no order to lose."""
     parts = listed.thing.parts if isinstance(listed.thing, Listing) else ()
-    return any(one.op == "listing" and one.name == "set" for part in parts for one in islice(ancestors(part), 4))
+    return any(value.op == "listing" and value.name == "set" for part in parts for value in islice(ancestors(part), 4))
 
 
 def _is_list(value: Value) -> bool:
-    return value.op == "phi" and all(isinstance(one.thing, Listing) for one in value.inputs)
+    return value.op == "phi" and all(isinstance(part.thing, Listing) for part in value.inputs)
 
 
 def _are_rows_interleaved(program: Program, sides: list[Value], tiled: Value, spread: list[Expansion]) -> bool:
@@ -180,18 +180,22 @@ def _are_rows_interleaved(program: Program, sides: list[Value], tiled: Value, sp
     others = [side for side in sides if side is not tiled]
     if not any(_is_of_rows(program, side) for side in others):
         return False
-    tiles = [one for one in spread if not one.interleaved and one.value is not tiled and is_of_several(one)]
-    if any(feeds(others, one.value) for one in tiles):
+    tiles = [
+        expansion
+        for expansion in spread
+        if not expansion.interleaved and expansion.value is not tiled and is_of_several(expansion)
+    ]
+    if any(feeds(others, expansion.value) for expansion in tiles):
         return False
-    return any(one.interleaved for one in spread) or _is_drawn_by_prompt(program)
+    return any(expansion.interleaved for expansion in spread) or _is_drawn_by_prompt(program)
 
 
 def feeds(sides: list[Value], value: Value) -> bool:
     """Whether lists are made of a value, or in a loop over it: what a loop makes stands in the order of its source."""
     return any(
-        one is value or any(_runs_over(loop, value) for loop in one.context.loops)
+        part is value or any(_runs_over(loop, value) for loop in part.context.loops)
         for side in sides
-        for one in islice(ancestors(side), 3000)
+        for part in islice(ancestors(side), 3000)
     )
 
 
@@ -202,8 +206,8 @@ def _runs_over(loop: Loop, value: Value) -> bool:
 
 def _looked_up(program: Program, loops: list[Loop], spread: list[Expansion]) -> Iterator[Mispairing]:
     """answers[i % prompts] beside rows that stand prompt by prompt: a a b b is looked up as a b a b."""
-    several = [one for one in spread if is_of_several(one) and one.size is not None]
-    if not several or not all(one.interleaved for one in several):
+    several = [expansion for expansion in spread if is_of_several(expansion) and expansion.size is not None]
+    if not several or not all(expansion.interleaved for expansion in several):
         return
     for remainder in program.of("mod"):
         by = remainder.argument("other")
@@ -213,7 +217,11 @@ def _looked_up(program: Program, loops: list[Loop], spread: list[Expansion]) -> 
         counter = remainder.input
         counts = counter is not None and counter.op == "element" and counter.context.loops[-1:] == (row_loops[-1],)
         named = by.op == "len" or by.place.line != remainder.place.line
-        if counts and named and not any(by is one.size or _is_same_setting(by, one.size) for one in several):
+        if (
+            counts
+            and named
+            and not any(by is expansion.size or _is_same_setting(by, expansion.size) for expansion in several)
+        ):
             reason = (
                 "the rows of one prompt follow each other (a a b b), but this looks up what belongs to them as a b a b"
             )
@@ -258,13 +266,13 @@ def _collected(program: Program) -> Iterator[Mispairing]:
             continue
         futures = source.argument("0")
         listed = [
-            one
-            for one in program.of("listing")
-            if isinstance(one.thing, Listing)
-            and any(id(part) in program.weights for part in (one, *one.thing.elements))
-            and any(loop in part.context.loops and loop not in one.context.loops for part in one.thing.elements)
-            and not any(isinstance(part.thing, Listing) for part in one.thing.elements)
-            and one.place.line == source.place.line
+            value
+            for value in program.of("listing")
+            if isinstance(value.thing, Listing)
+            and any(id(part) in program.weights for part in (value, *value.thing.elements))
+            and any(loop in part.context.loops and loop not in value.context.loops for part in value.thing.elements)
+            and not any(isinstance(part.thing, Listing) for part in value.thing.elements)
+            and value.place.line == source.place.line
         ]
         if listed and (futures is None or not isinstance(futures.thing, Table)):
             yield Mispairing(listed[0], source, "results are collected in the order in which they are done")

@@ -42,7 +42,7 @@ def bans(program: Program, loss: Value) -> Iterator[Ban]:
 
 def _logits_behind(value: Value) -> list[Value]:
     followed = ("output",) if value.op == "forward" else _FOLLOWED if value.op in _THROUGH else ()
-    return [one for name, one in value.arguments.items() if name in followed]
+    return [part for name, part in value.arguments.items() if name in followed]
 
 
 _THROUGH = frozenset(
@@ -63,9 +63,9 @@ def _banned(program: Program, value: Value) -> Value | None:
         given = [value.arguments[name] for name in ("1", "2", "3") if name in value.arguments]
         return _only(given[1]) if len(given) == 3 and _is_minus_infinity(given[2]) else None
     if value.op == "masked_fill" and _is_minus_infinity(value.argument("value")):
-        for one in islice(ancestors(value.arguments["mask"]), 20):
-            if one.op == "setitem" and one.setting("value") is True:
-                keys = one.keys
+        for part in islice(ancestors(value.arguments["mask"]), 20):
+            if part.op == "setitem" and part.setting("value") is True:
+                keys = part.keys
                 return keys[-1] if len(keys) == 1 else None
     return None
 
@@ -98,12 +98,12 @@ def is_under_mask(program: Program, endings: Endings, ban: Ban) -> Value | None:
     if tokens is None:
         return None
     near = list(islice(ancestors(tokens), 300))
-    if ban.chosen.op in ("cross_entropy", "nll_loss") and any(one.constant == -100 for one in near[:60]):
-        refilled = any(one.op in ("masked_fill", "where") and _fills(one, ban.token) for one in near[:30])
+    if ban.chosen.op in ("cross_entropy", "nll_loss") and any(value.constant == -100 for value in near[:60]):
+        refilled = any(value.op in ("masked_fill", "where") and _fills(value, ban.token) for value in near[:30])
         return tokens if refilled else None
-    refills = [one for one in near[:8] if one.op in ("masked_fill", "where", "clamp")]
-    if any(program.kinds.is_a(one, Kind.SAMPLED) for one in refills) and not any(
-        _fills(one, ban.token) for one in near[:8]
+    refills = [value for value in near[:8] if value.op in ("masked_fill", "where", "clamp")]
+    if any(program.kinds.is_a(fill, Kind.SAMPLED) for fill in refills) and not any(
+        _fills(value, ban.token) for value in near[:8]
     ):
         return None  # padding was replaced by another token
     is_pad = endings.which(ban.token) == "pad"
@@ -113,6 +113,8 @@ def is_under_mask(program: Program, endings: Endings, ban: Ban) -> Value | None:
 
 
 def _fills(value: Value, token: Value) -> bool:
-    given = [one for name, one in value.arguments.items() if name in ("value", "other", "input")]
-    same = [one for one in given if isinstance(one.constant, int) and one.constant == token.constant]
-    return any(one is token for one in given) or bool(same)
+    given = [part for name, part in value.arguments.items() if name in ("value", "other", "input")]
+    same = [
+        argument for argument in given if isinstance(argument.constant, int) and argument.constant == token.constant
+    ]
+    return any(argument is token for argument in given) or bool(same)

@@ -59,11 +59,11 @@ class Settings:
 def settings_of(program: Program, generate: Value) -> Settings:
     """The settings of a call of generate(): its keywords before those of the config it is given."""
     settings = Settings()
-    keywords = {name: one for name, one in generate.arguments.items() if not name.isdigit() and name != "input"}
+    keywords = {name: part for name, part in generate.arguments.items() if not name.isdigit() and name != "input"}
     settings.is_open = "**" in keywords and encoding_behind(keywords["**"]) is None
     config = keywords.get("generation_config") or keywords.get("sampling_params")
     if config is None:
-        config = next((one for one in generate.inputs if _config_name(one)), None)
+        config = next((part for part in generate.inputs if _config_name(part)), None)
     base = network(generate.input) if generate.input is not None else None
     if config is not None:
         settings.config = config
@@ -75,7 +75,7 @@ def settings_of(program: Program, generate: Value) -> Settings:
                 continue
             if holder.input is not None and same_network(holder.input, base):
                 settings.inherited[value.name] = value.arguments["value"]
-    settings.given |= {name: one for name, one in keywords.items() if name not in ("**", "generation_config")}
+    settings.given |= {name: keyword for name, keyword in keywords.items() if name not in ("**", "generation_config")}
     if settings.engine == "" and (_HF & set(keywords) or (base is not None and base.op == "pretrained")):
         settings.engine = "transformers"
     return settings
@@ -93,13 +93,13 @@ def _read_config(program: Program, settings: Settings, config: Value) -> None:
         return
     if name:
         settings.engine = "vllm" if name == "SamplingParams" else "transformers"
-        settings.given |= {key: one for key, one in config.arguments.items() if not key.isdigit() and key != "**"}
+        settings.given |= {key: part for key, part in config.arguments.items() if not key.isdigit() and key != "**"}
         settings.is_open |= "**" in config.arguments
     elif config.op == "attribute" and config.name == "generation_config":
         settings.engine = "transformers"
     elif config.op == "call" and config.name.endswith("GenerationConfig"):
         settings.engine = "transformers"  # GenerationConfig.from_pretrained(...)
-        settings.given |= {key: one for key, one in config.arguments.items() if not key.isdigit() and key != "**"}
+        settings.given |= {key: part for key, part in config.arguments.items() if not key.isdigit() and key != "**"}
     else:
         settings.is_open = True
     for value in program.of("setattr", "update"):
@@ -110,33 +110,33 @@ def _read_config(program: Program, settings: Settings, config: Value) -> None:
             known[value.name] = value.arguments["value"]
         else:
             settings.given |= {
-                key: one for key, one in value.arguments.items() if key not in ("input", "**") and not key.isdigit()
+                key: part for key, part in value.arguments.items() if key not in ("input", "**") and not key.isdigit()
             }
             settings.is_open |= "**" in value.arguments
 
 
 def draws(program: Program) -> list[Value]:
     """All places where tokens are chosen: calls of generate(), draws from weights, the likeliest token."""
-    found = [one for one in program.of(*DRAWS) if one.op == "generate" or program.kinds.is_a(one, Kind.SAMPLED)]
+    found = [part for part in program.of(*DRAWS) if part.op == "generate" or program.kinds.is_a(part, Kind.SAMPLED)]
     for value in program.of("attribute", "index"):  # probs.max(-1).indices, distribution.mode
         is_best = value.input is not None and takes_best(value.input)
         if (is_best or value.name == "mode") and program.kinds.is_a(value, Kind.SAMPLED):
             found.append(value)
-    return [one for one in found if not is_off(one)]
+    return [part for part in found if not is_off(part)]
 
 
 def is_greedy(draw: Value) -> bool:
-    """Whether it takes the likeliest token, again and again; of generate() its settings tell."""
+    """Whether it takes the likeliest token, again and again; for generate() its settings decide."""
     return draw.op in ("argmax", "attribute", "index") and bool(draw.context.loops) and not _has_noise(draw)
 
 
 def _has_noise(draw: Value) -> bool:
     """Whether noise was added to what the greatest is taken of: Gumbel's trick draws by it."""
-    scores = walk(draw, until=lambda one: one is not draw and one.op not in _OF_SCORES)
+    scores = walk(draw, until=lambda value: value is not draw and value.op not in _OF_SCORES)
     return any(
-        (one.op == "call" and any(word in one.name.lower() for word in _NOISE))
-        or (one.op == "log" and one.input is not None and one.input.op == "neg")
-        for one in islice(scores, 60)
+        (score.op == "call" and any(word in score.name.lower() for word in _NOISE))
+        or (score.op == "log" and score.input is not None and score.input.op == "neg")
+        for score in islice(scores, 60)
     )
 
 
@@ -149,6 +149,12 @@ def weights_of(draw: Value) -> Value | None:
     if draw.op in ("sample", "rsample") and draw.input is not None and draw.input.op == "categorical":
         return draw.input.argument("logits") or draw.input.argument("probs")
     return None
+
+
+def passes_of(program: Program, draw: Value) -> list[Value]:
+    """The calls of networks whose output a draw in the script's own loop draws from."""
+    weights = weights_of(draw)
+    return program.origins.forwards(weights) if weights is not None else []
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,9 +172,9 @@ def trained_draws(program: Program, found: list[Scoring] | None = None, same_pas
     Where the tokens are lost from sight, in a file or a queue, the only draw of a script with a policy gradient is it.
     """
     found = scorings(program) if found is None else found
-    trained = [one for one in found if one.is_trained]
+    trained = [part for part in found if part.is_trained]
     known = draws(program)
-    by_id = {id(one): one for one in known}
+    by_id = {id(part): part for part in known}
     pairs = []
     for scoring in trained:
         for value in made_of(scoring.tokens):
@@ -177,21 +183,18 @@ def trained_draws(program: Program, found: list[Scoring] | None = None, same_pas
     if pairs or not trained:
         return pairs
     has_policy = any(term.is_policy for _, terms in program.losses for term in terms)
-    places = {(one.place.file, one.place.line) for one in known if not is_greedy(one)}
+    places = {(part.place.file, part.place.line) for part in known if not is_greedy(part)}
     if has_policy and len(places) == 1:
-        draw = next(one for one in known if not is_greedy(one))
-        in_use = [one for one in trained if not _is_same_pass(program, draw, one)]
-        return [Trained(draw, one, is_linked=False) for one in in_use]
+        draw = next(part for part in known if not is_greedy(part))
+        in_use = [model for model in trained if not _is_same_pass(program, draw, model)]
+        return [Trained(draw, part, is_linked=False) for part in in_use]
     return []
 
 
 def _is_same_pass(program: Program, draw: Value, scoring: Scoring) -> bool:
     """Whether the log-prob is of the very distribution that was drawn from."""
-    weights = weights_of(draw)
-    if weights is None:
-        return False
-    drawn, scored = program.origins.forwards(weights), program.origins.forwards(scoring.logits)
-    return any(one is other for one in drawn for other in scored)
+    scored = program.origins.forwards(scoring.logits)
+    return any(value is other for value in passes_of(program, draw) for other in scored)
 
 
 def shown_number(value: Value) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.programs.facts.positions import given_ids
-from assay.programs.facts.sampling.draws import draws, weights_of
+from assay.programs.facts.sampling.draws import draws, passes_of
 from assay.programs.facts.sampling.scoring import data_of, lists_of, made_of
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
+from assay.programs.walk import walk
 
 # puts values together or gives them another form
 _HOLDS = frozenset(
@@ -23,25 +24,29 @@ _GIVEN = frozenset(
     "attn_mask padding_mask".split()
 )
 _PROMPTS = ("input_ids", "**", "inputs", "1", "prompts")
-LONELY = 2  # tokens: so few of a prompt are no prompt
+LONELY = 2  # tokens: as few as these do not stand for a prompt
 
 
 def prompts_of(program: Program) -> Iterator[Value]:
     """What is drawn after: given to generate(), or to the network of the script's own loop."""
     for draw in draws(program):
         if draw.op == "generate":
-            yield from (one for name, one in draw.arguments.items() if name in _PROMPTS)
-            continue
-        weights = weights_of(draw)
-        for call in program.origins.forwards(weights) if weights is not None else []:
-            ids = given_ids(call)
-            if ids is not None:
-                yield ids
+            yield from (value for name, value in draw.arguments.items() if name in _PROMPTS)
+        else:
+            yield from _ids_before(program, draw)
+
+
+def _ids_before(program: Program, draw: Value) -> Iterator[Value]:
+    """The ids that the network is given whose output a draw in the script's own loop draws from."""
+    for call in passes_of(program, draw):
+        ids = given_ids(call)
+        if ids is not None:
+            yield ids
 
 
 def is_prompted(program: Program, tokens: Value) -> bool:
     """Whether the tokens were drawn after something that was given, and not after a start token."""
-    known = {id(one) for one in draws(program)}
+    known = {id(draw) for draw in draws(program)}
     return any(
         first.op in ("index", "parameter", "setitem", "element", "tensor", "attribute")
         for draw in made_of(tokens)
@@ -52,13 +57,10 @@ def is_prompted(program: Program, tokens: Value) -> bool:
 
 def _drawn_after(program: Program, draw: Value) -> Iterator[Value]:
     """What the script's own loop begins with."""
-    weights = weights_of(draw)
-    for call in program.origins.forwards(weights) if weights is not None else []:
-        ids = given_ids(call)
-        if ids is not None and ids.op == "phi":
-            yield from (first for first in (ids.argument("0"),) if first is not None)
-        elif ids is not None:
-            yield ids
+    for ids in _ids_before(program, draw):
+        first = ids.argument("0") if ids.op == "phi" else ids
+        if first is not None:
+            yield first
 
 
 def fault_of_lonely(program: Program, call: Value, ids: Value) -> str:
@@ -66,18 +68,20 @@ def fault_of_lonely(program: Program, call: Value, ids: Value) -> str:
     names = {name.removeprefix("given_") for name in call.arguments if name not in ("model", "output", "callee")}
     if len(names - _GIVEN) > 1:
         return ""  # a state, a cache, an encoder's output may stand for the prompt
-    known = {id(one) for one in draws(program)}
+    known = {id(draw) for draw in draws(program)}
     drawn: list[Value] = []
     lonely = False
-    for one in _parts(ids, known):
-        if id(one) in known:
-            drawn.append(one)
-        elif _is_cut_short(one):
+    for part in _parts(ids, known):
+        if id(part) in known:
+            drawn.append(part)
+        elif _is_cut_short(part):
             lonely = True
-        elif _is_content(one):
+        elif _is_content(part):
             return ""
     after = [first for draw in drawn if draw.op != "generate" for first in _drawn_after(program, draw)]
-    if not after or not all(any(_is_content(one) for one in made_of(first) if id(one) not in known) for first in after):
+    if not after or not all(
+        any(_is_content(value) for value in made_of(first) if id(value) not in known) for first in after
+    ):
         return ""
     few = "the last tokens of the prompt" if lonely else "special tokens"
     return f"which is {few} and the completion: the prompt it was drawn after is not there"
@@ -85,27 +89,20 @@ def fault_of_lonely(program: Program, call: Value, ids: Value) -> str:
 
 def _parts(value: Value, known: set[int]) -> Iterator[Value]:
     """What a sequence is put together of, down to draws and to what was cut off."""
-    seen: set[int] = set()
-    waiting = [value]
-    while waiting:
-        current = waiting.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        drawn = [one for one in made_of(current) if id(one) in known] if _begins_later(current) else []
-        if drawn:
-            yield from drawn
-            continue
-        yield current
-        if id(current) not in known and not _is_cut_short(current) and current.op in _HOLDS:
-            waiting += _pieces(current)
+
+    def pieces(current: Value) -> list[Value]:
+        drawn = [part for part in made_of(current) if id(part) in known] if _begins_later(current) else []
+        is_end = id(current) in known or _is_cut_short(current) or current.op not in _HOLDS
+        return drawn or ([] if is_end else _pieces(current))
+
+    return walk(value, pieces)
 
 
 def _pieces(value: Value) -> list[Value]:
     """Of a joined list the lists, and of its elements only those that are in none of them."""
     lists = lists_of(value)
-    held = {id(element) for one in lists for element in getattr(one.thing, "elements", ())}
-    return [*lists, *(one for one in data_of(value) if id(one) not in held)]
+    held = {id(element) for listing in lists for element in getattr(listing.thing, "elements", ())}
+    return [*lists, *(part for part in data_of(value) if id(part) not in held)]
 
 
 def _begins_later(value: Value) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from assay.programs.facts.origin import NETWORKS, network, same_network
+from assay.programs.facts.origin import NETWORKS, given_to, network, same_network
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import ancestors, follow
+from assay.programs.walk import ancestors, follow, walk
 
 _NETWORKS = NETWORKS | {"wrapped", "prepared"}
 
@@ -13,31 +13,24 @@ _NETWORKS = NETWORKS | {"wrapped", "prepared"}
 def original(model: Value) -> Value:
     """The network that was copied, however often."""
     return follow(
-        network(model), lambda one: network(one.input) if one.op == "deepcopy" and one.input is not None else None
+        network(model),
+        lambda value: network(value.input) if value.op == "deepcopy" and value.input is not None else None,
     )
 
 
 def is_trained(program: Program, model: Value) -> bool:
-    return any(same_network(model, one) for one in program.origins.trained())
+    return any(same_network(model, value) for value in program.origins.trained())
 
 
 def draws_behind(program: Program, loss: Value) -> list[tuple[Value, Value]]:
     """(drawing, network) for the tokens that the trained networks score in a loss."""
-    found: list[tuple[Value, Value]] = []
-    seen: set[int] = set()
-    for call in program.origins.forwards(loss):
-        model = call.arguments.get("model")
-        if model is None or not is_trained(program, network(model)):
-            continue
-        for name, given in call.arguments.items():
-            if not name.startswith("given_"):
-                continue
-            for value in ancestors(given):
-                if id(value) in seen:
-                    continue
-                seen.add(id(value))
-                found += [(value, one) for one in _drawer(program, value)]
-    return found
+    given = [
+        value
+        for call in program.origins.forwards(loss)
+        if call.op == "forward" and is_trained(program, call.arguments["model"])
+        for value in given_to(call)
+    ]
+    return [(value, model) for value in walk(given) for model in _drawer(program, value)]
 
 
 def _drawer(program: Program, value: Value) -> list[Value]:
@@ -45,13 +38,15 @@ def _drawer(program: Program, value: Value) -> list[Value]:
         model = network(value.input)
         return [model] if model.op in _NETWORKS else []
     if value.op in ("multinomial", "sample") and value.input is not None:
-        return [one for one in program.origins.networks(value.input) if one.op in _NETWORKS]
+        return [part for part in program.origins.networks(value.input) if part.op in _NETWORKS]
     return []
 
 
 def loads_into(program: Program, model: Value) -> list[Value]:
     """Each load_state_dict into a network."""
-    return [one for one in program.of("load_state_dict") if one.input is not None and same_network(one.input, model)]
+    return [
+        value for value in program.of("load_state_dict") if value.input is not None and same_network(value.input, model)
+    ]
 
 
 def source_of(load: Value) -> Value | None:

@@ -11,7 +11,7 @@ from assay.programs.graph import UNKNOWN, Value
 from assay.programs.once import once
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.walk import ancestors, peel, walk
+from assay.programs.walk import ancestors, follow, peel, walk
 
 DRAWS = frozenset({"generate", "multinomial", "sample", "rsample", "argmax"})
 # of these only the input is data: the rest chooses, masks or counts
@@ -21,7 +21,6 @@ _CHOOSES = frozenset(
 )
 # from weights back to logits
 _FOLLOWED = frozenset("index attribute softmax log_softmax exp log add sub clamp where sort topk gather".split())
-DEEPEST = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +37,7 @@ class Scoring:
 @once
 def scorings(program: Program) -> list[Scoring]:
     losses = [backward.input for backward in program.of("backward") if backward.input is not None]
-    behind = {id(one) for loss in losses for one in ancestors(loss)}
+    behind = {id(part) for loss in losses for part in ancestors(loss)}
     found = []
     for value in program.values:
         parts = _parts(program, value)
@@ -102,14 +101,9 @@ def _later(value: Value, depth: int = 4) -> Iterator[Value]:
 
 def _normaliser(value: Value) -> Value | None:
     """The log-softmax behind values over the vocabulary."""
-    current: Value | None = value
-    for _ in range(DEEPEST):
-        if current is None or current.op == "phi":
-            return None
-        if current.op in ("log_softmax", "softmax"):
-            return current
-        current = current.input
-    return None
+    ends = ("log_softmax", "softmax")
+    found = follow(value, lambda current: current.input if current.op not in (*ends, "phi") else None)
+    return found if found.op in ends else None
 
 
 def data_of(value: Value) -> list[Value]:
@@ -121,7 +115,7 @@ def data_of(value: Value) -> list[Value]:
         if value.op == "index" and inner is not None and isinstance(inner.constant, str):
             return value.inputs  # a letter of an alphabet: the key is the data
         return [inner] if inner is not None else []
-    if value.op in ("len", "full", "list_repeat"):  # sizes are no data
+    if value.op in ("len", "full", "list_repeat"):  # sizes are not data
         return [
             one for name in ("fill_value", "input") if (one := value.argument(name)) is not None and value.op != "len"
         ]
@@ -137,12 +131,12 @@ def lists_of(value: Value) -> list[Value]:
     thing = value.thing
     if not isinstance(thing, Listing):
         return []
-    return [one for one in (*thing.parts, thing.cut_from) if one is not None and one is not value]
+    return [part for part in (*thing.parts, thing.cut_from) if part is not None and part is not value]
 
 
 def ancestors_and_lists(value: Value) -> Iterator[Value]:
     """The value and all it was made of, the lists it was joined from among them."""
-    return walk(value, lambda one: (*one.arguments.values(), *lists_of(one)))
+    return walk(value, lambda current: (*current.arguments.values(), *lists_of(current)))
 
 
 def made_of(value: Value) -> Iterator[Value]:
@@ -160,7 +154,7 @@ class Scale:
 
     @property
     def temperature(self) -> float | None:
-        """What logits are divided by in all; None where a factor is no number in the text."""
+        """What logits are divided by in all; None where the text does not show the number of a factor."""
         product = 1.0
         for op, factor in self.factors:
             number = number_of(factor)
@@ -238,5 +232,5 @@ def _first(value: Value) -> Value | None:
 
 def _likely_arm(phi: Value, seen: set[int]) -> Value | None:
     """Of several values the one that the settings choose; else the one to which more was done."""
-    arms = [one for one in phi.inputs if id(one) not in seen and not is_off(one) and one.constant is not None]
-    return max(arms, key=lambda one: one.order, default=None)
+    arms = [part for part in phi.inputs if id(part) not in seen and not is_off(part) and part.constant is not None]
+    return max(arms, key=lambda value: value.order, default=None)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.programs.facts.kinds import Kind
-from assay.programs.facts.origin import same_network
+from assay.programs.facts.origin import given_to, same_network
 from assay.programs.facts.ratio import differences, uses
 from assay.programs.facts.sampling.samplers import draws_behind, is_touched, is_trained, loads_into, original, source_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import ancestors, follow
+from assay.programs.walk import ancestors, follow, walk
 from assay.verdict import Place
 
 # what an engine does besides being fed with weights
@@ -45,11 +45,13 @@ def samplers(program: Program) -> Iterator[Sampler]:
 def _of_copy(program: Program, drawing: Value, model: Value) -> Iterator[Sampler]:
     if not _is_copy(program, model) or is_touched(program, model):
         return
-    loads = [one for one in loads_into(program, model) if _is_repeated(one, drawing) and not _is_once(one, drawing)]
-    if any((source := source_of(one)) is None or not is_trained(program, source) for one in loads):
+    loads = [
+        value for value in loads_into(program, model) if _is_repeated(value, drawing) and not _is_once(value, drawing)
+    ]
+    if any((source := source_of(load)) is None or not is_trained(program, source) for load in loads):
         return
     places = (drawing.place, model.place)
-    swallowed = [one for one in loads if one.context.handled]
+    swallowed = [load for load in loads if load.context.handled]
     if not loads:
         if drawing.context.loops and _steps_in(program, drawing) and not _is_made_anew(model, drawing):
             what = f"`{drawing.place.text}` samples with a copy of the policy that never gets the trained weights"
@@ -58,7 +60,7 @@ def _of_copy(program: Program, drawing: Value, model: Value) -> Iterator[Sampler
         what = f"an error of `{swallowed[0].place.text}` is swallowed: the sampler may keep its first weights for ever"
         yield Sampler((swallowed[0].place, drawing.place), what)
     else:
-        lag = min((_lag(one, drawing) for one in loads), default=1)
+        lag = min((_lag(load, drawing) for load in loads), default=1)
         if lag > 1 and not _is_corrected(program, model):
             what = (
                 f"`{loads[0].place.text}` sends the weights every {lag} steps, and nothing corrects for a sampler that "
@@ -74,8 +76,8 @@ def _is_copy(program: Program, model: Value) -> bool:
     first = original(model)
     if first is not model and is_trained(program, first):
         return True
-    sources = [source_of(one) for one in loads_into(program, model)]
-    return any(one is not None and is_trained(program, one) for one in sources)
+    sources = [source_of(value) for value in loads_into(program, model)]
+    return any(source is not None and is_trained(program, source) for source in sources)
 
 
 def _is_repeated(load: Value, drawing: Value) -> bool:
@@ -88,9 +90,9 @@ def _is_once(load: Value, drawing: Value) -> bool:
         test = branch.condition
         if drawing.context.is_under(branch) or test.op != "eq" or not branch.side:
             continue
-        sides = [one for one in test.inputs if one.op == "element"]
-        counted = [one for one in sides if any(loop.source is one.input for loop in drawing.context.loops)]
-        if counted and any(isinstance(one.constant, int) for one in test.inputs):
+        sides = [part for part in test.inputs if part.op == "element"]
+        counted = [side for side in sides if any(loop.source is side.input for loop in drawing.context.loops)]
+        if counted and any(isinstance(part.constant, int) for part in test.inputs):
             return True
     return False
 
@@ -101,7 +103,7 @@ def _is_made_anew(model: Value, drawing: Value) -> bool:
 
 
 def _steps_in(program: Program, drawing: Value) -> bool:
-    return any(loop in one.context.loops for one in program.of("step") for loop in drawing.context.loops[:1])
+    return any(loop in value.context.loops for value in program.of("step") for loop in drawing.context.loops[:1])
 
 
 def _lag(load: Value, drawing: Value) -> int:
@@ -122,43 +124,42 @@ def _lag(load: Value, drawing: Value) -> int:
 def _is_corrected(program: Program, model: Value) -> bool:
     """Whether the sampler's own log-probs divide: as the old ones, or in an importance weight."""
     for use in uses(program):
-        for one in differences(program, use.ratio):
-            if any(same_network(model, other) for other in program.origins.networks(one.right)):
+        for difference in differences(program, use.ratio):
+            if any(same_network(model, other) for other in program.origins.networks(difference.right)):
                 return True
-    behind = {id(one) for loss, _ in program.losses for one in ancestors(loss)}
+    behind = {id(part) for loss, _ in program.losses for part in ancestors(loss)}
     for value in program.of("sub"):
         right = value.argument("other")
         is_ratio = program.kinds.is_a(value, Kind.LOG_RATIO) or program.kinds.is_a(value.input, Kind.LOGPROBS)
         if right is None or id(value) not in behind or not is_ratio:
             continue
-        if any(same_network(model, one) for one in program.origins.networks(right)):
+        if any(same_network(model, part) for part in program.origins.networks(right)):
             return True
     return False
 
 
 def _of_engines(program: Program, loss: Value, reported: set[Place]) -> Iterator[Sampler]:
     """An engine of vLLM that is built once and only asked."""
-    for call in program.origins.forwards(loss):
-        for name, given in call.arguments.items():
-            if not name.startswith("given_"):
-                continue
-            for value in ancestors(given):
-                engine = value.input if value.op in ("generate", "chat") else None
-                if engine is None or value.place in reported:
-                    continue
-                reported.add(value.place)
-                made = _engine(engine)
-                if made is None or not _steps_in(program, value) or made.context.loops:
-                    continue
-                if _is_only_asked(made) and not _is_fed(program):
-                    what = f"`{made.place.text}` samples all through training and never gets the trained weights"
-                    yield Sampler((made.place, value.place), what)
+    given = [value for call in program.origins.forwards(loss) for value in given_to(call)]
+    for value in walk(given):
+        engine = value.input if value.op in ("generate", "chat") else None
+        if engine is None or value.place in reported:
+            continue
+        reported.add(value.place)
+        made = _engine(engine)
+        if made is None or not _steps_in(program, value) or made.context.loops:
+            continue
+        if _is_only_asked(made) and not _is_fed(program):
+            what = f"`{made.place.text}` samples all through training and never gets the trained weights"
+            yield Sampler((made.place, value.place), what)
 
 
 def _engine(value: Value) -> Value | None:
     value = follow(
         value,
-        lambda one: next((part for part in one.inputs if part.op != "constant"), None) if one.op == "phi" else None,
+        lambda current: (
+            next((part for part in current.inputs if part.op != "constant"), None) if current.op == "phi" else None
+        ),
     )
     is_engine = value.op == "call" and value.name.startswith("vllm") and value.name.endswith(".LLM")
     return value if is_engine else None
@@ -179,4 +180,4 @@ def _is_only_asked(engine: Value) -> bool:
 def _is_fed(program: Program) -> bool:
     """Whether anything in the script speaks of sending weights."""
     words = ("weight", "sync", "collective_rpc", "load_lora", "update_param", "broadcast", "save_pretrained")
-    return any(word in one.name for one in program.of("call", "method", "load_weights") for word in words)
+    return any(word in value.name for value in program.of("call", "method", "load_weights") for word in words)

@@ -15,7 +15,7 @@ def is_tokenizer(value: Value | None) -> bool:
     if value is None:
         return False
     if value.op == "phi":
-        return any(is_tokenizer(one) for one in value.inputs if one is not value and one.op != "phi")
+        return any(is_tokenizer(part) for part in value.inputs if part is not value and part.op != "phi")
     return value.op == "call" and ("Tokenizer" in value.name or "Processor" in value.name)
 
 
@@ -34,7 +34,7 @@ def encoding_behind(value: Value | None) -> Value | None:
     """The call of a tokenizer whose output, or a field of it, the value is; through moves to a device and copies."""
     if value is None:
         return None
-    found = follow(value, lambda one: one.input if one.op in _MOVES and not is_encoding(one) else None)
+    found = follow(value, lambda current: current.input if current.op in _MOVES and not is_encoding(current) else None)
     return found if is_encoding(found) else None
 
 
@@ -53,5 +53,5 @@ def is_text(value: Value) -> bool:
     if value.op == "method":
         return value.name in ("join", "decode_batch", "format")
     if value.op in ("add", "phi"):
-        return any(isinstance(one.constant, str) for one in value.inputs)
+        return any(isinstance(part.constant, str) for part in value.inputs)
     return value.op == "attribute" and value.name == "text"

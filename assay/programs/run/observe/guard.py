@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 
-def attempt(told: Callable[[Exception], None], what: Callable[..., Any], *details: Any) -> Any:
-    """what(*details); None if it raised, and `told` then knows what."""
+def attempt(report: Callable[[Exception], None], what: Callable[..., Any], *details: Any) -> Any:
+    """what(*details); None if it raised; `report` is then called with the error."""
     try:
         return what(*details)
     except Exception as error:
-        told(error)
+        report(error)
         return None
 
 

@@ -20,7 +20,7 @@ from assay.programs.run.sight import Sight
 from assay.programs.run.watched import WatchedRun
 from assay.verdict import Place
 
-FEW = 8  # parameters that tell whether gradients are there
+FEW = 8  # parameters that show whether gradients are there
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class _Optimizer:
         return [parameter for ref in self.held if (parameter := ref()) is not None]
 
 
-class Ledger:
+class GradientLedger:
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
         self._moves: list[Move] = []
@@ -181,7 +181,7 @@ def _has_gradient(parameters: Sequence[Tensor], most: int = FEW) -> bool:
             if parameter.grad is None:
                 continue
             gradient = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
-            # the first row tells it in most cases; an embedding is large
+            # the first row shows it in most cases; an embedding is large
             if (gradient.dim() and bool(gradient[:1].any())) or bool(gradient.any()):
                 return True
             looked += 1

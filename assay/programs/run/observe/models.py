@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from assay.programs.graph import Value
-from assay.programs.run.sight import Sight
-from assay.programs.run.watched import Model, Update, WatchedRun
-from assay.programs.run.weights import first_and_last, sums_of
+from assay.programs.run.rollouts import token_ids
+from assay.programs.run.watched import Model, WatchedRun
 
 _INPUTS = ("input_ids", "ids", "inputs", "input", "x", "idx", "tokens")
-DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+TENSORS, EACH = 8, 4096  # by which weights are told apart: tensors, and first numbers of each
 
 
 class Models:
@@ -34,7 +32,7 @@ class Models:
         known = self._models.get(key)
         if known is not None and known[0]() is not None:
             return known[1]
-        model = described(module, len(self.run.models))
+        model = _describe(module, len(self.run.models))
         self._models[key] = (weakref.ref(module), model)
         self.run.models.append(model)
         return model
@@ -48,49 +46,50 @@ class Models:
         changes = parameters[0]._version + parameters[-1]._version
         known = self._summed.get(key)
         if known is None or known[0] != changes:
-            known = self._summed[key] = (changes, sums_of(parameters))
+            known = self._summed[key] = (changes, _sums(parameters))
         return known[1]
 
     def _some(self, module: nn.Module) -> list[Tensor]:
         """Its first and last parameters. A large module has hundreds, and a loop asks at every token."""
         known = self._few.get(id(module))
         if known is None or known[0]() is not module or known[1] != len(self.run.updates):
-            refs = [weakref.ref(one) for one in first_and_last(list(module.parameters()))]
+            parameters: list[Tensor] = list(module.parameters())
+            half = TENSORS // 2
+            few = parameters if len(parameters) <= TENSORS else [*parameters[:half], *parameters[-half:]]
+            refs = [weakref.ref(parameter) for parameter in few]
             known = self._few[id(module)] = (weakref.ref(module), len(self.run.updates), refs)
-        return [one for ref in known[2] if (one := ref()) is not None]
+        return [parameter for ref in known[2] if (parameter := ref()) is not None]
 
     def module(self, number: int) -> nn.Module | None:
         return next((ref() for ref, model in self._models.values() if model.number == number), None)
 
     def holding(self, parameters: Iterable[Tensor]) -> list[Model]:
         """Those that one of the parameters belongs to."""
-        held = {id(one) for one in parameters}
+        held = {id(parameter) for parameter in parameters}
         models = [(ref(), model) for ref, model in self._models.values()]
         return [
             model
             for module, model in models
-            if module is not None and any(id(one) in held for one in module.parameters())
+            if module is not None and any(id(parameter) in held for parameter in module.parameters())
         ]
 
 
-def catch(caught: dict[int, Tensor], key: int, gradient: Tensor) -> None:
-    copy = gradient.detach().to(torch.float64, copy=True)
-    caught[key] = caught[key] + copy if key in caught else copy
+@torch.no_grad()
+def _sums(parameters: Sequence[Tensor]) -> tuple[float, ...]:
+    """A few sums that are the same for the same weights, and for no others in practice."""
+    with torch._C.DisableTorchFunction():
+        return tuple(float(parameter.detach().reshape(-1)[:EACH].double().sum()) for parameter in parameters)
 
 
-def active_dropout(module: nn.Module) -> int:
-    layers = [one for one in module.modules() if one.training]
-    recurrent = sum(isinstance(one, nn.RNNBase) and one.dropout > 0 and one.num_layers > 1 for one in layers)
-    return recurrent + sum(isinstance(one, DROPOUT) and one.p > 0 for one in layers)
+def gradient_norm(parameters: Iterable[Tensor]) -> float:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norms = [torch.linalg.vector_norm(gradient.float()) for gradient in gradients if not gradient.is_sparse]
+    return float(sum(float(norm) ** 2 for norm in norms) ** 0.5)
 
 
-def models_of(update: Update) -> set[int]:
-    """The models whose log-probs the loss is made of."""
-    return {piece.forward.model for piece in update.pieces}
-
-
-def is_finite(number: float | None) -> bool:
-    return number is not None and number != float("inf")
+def has_new_pair(parameters: Iterable[Tensor]) -> bool:
+    """A low-rank pair starts with one factor of zeros, and the other then has a gradient of zeros."""
+    return any(parameter.ndim == 2 and not parameter.detach().any() for parameter in parameters)
 
 
 def stated_config(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -98,67 +97,53 @@ def stated_config(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     config = kwargs.get("generation_config")
     own = config is not None and config is not getattr(model, "generation_config", None)
     stated = config.to_dict() if config is not None and own and hasattr(config, "to_dict") else {}
-    stated |= {name: one for name, one in kwargs.items() if is_plain(one)}
-    return {name: one for name, one in stated.items() if one is not None and is_plain(one)}
+    return plain_settings(stated) | plain_settings(kwargs)
 
 
 def adapter_is_off(module: nn.Module) -> bool:
-    return any(getattr(one, "disable_adapters", False) is True for one in module.modules())
+    return any(getattr(part, "disable_adapters", False) is True for part in module.modules())
 
 
 def ids_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """The integer tensor that a model is given: by the usual names, else the first."""
     candidates = [kwargs.get(name) for name in _INPUTS] + list(args)
-    return next((one for one in candidates if isinstance(one, Tensor) and are_ids(one)), None)
-
-
-def are_ids(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.int64, torch.int32) and tensor.dim() in (1, 2)
-
-
-def looks_like_mask(value: Value, ids: Tensor | None) -> bool:
-    seen = value.thing
-    if not isinstance(seen, Sight) or ids is None or seen.shape != tuple(ids.shape) or seen.numbers is None:
-        return False
-    return bool(((seen.numbers == 0) | (seen.numbers == 1)).all())
+    tensors = [given for given in candidates if isinstance(given, Tensor)]
+    return next((ids for ids in tensors if ids.dtype in (torch.int64, torch.int32) and ids.dim() in (1, 2)), None)
 
 
 def tensors_of(output: Any) -> list[tuple[str, Tensor]]:
+    """Of a model's output, each with its name or number."""
     if isinstance(output, Tensor):
         return [("", output)]
     if hasattr(output, "items"):
-        return [(str(name), one) for name, one in output.items() if isinstance(one, Tensor)]
-    if isinstance(output, (tuple, list)):
-        return [(str(number), one) for number, one in enumerate(output) if isinstance(one, Tensor)]
-    return (
-        [(name, one) for name, one in vars(output).items() if isinstance(one, Tensor)]
-        if hasattr(output, "__dict__")
-        else []
+        parts = output.items()
+    else:
+        is_sequence = isinstance(output, (tuple, list))
+        parts = enumerate(output) if is_sequence else getattr(output, "__dict__", {}).items()
+    return [(str(name), part) for name, part in parts if isinstance(part, Tensor)]
+
+
+def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are a number, a text or a list of token ids."""
+    return {name: setting for name, setting in settings.items() if _is_plain(setting)}
+
+
+def _is_plain(setting: Any) -> bool:
+    return isinstance(setting, (int, float, bool, str)) or (
+        isinstance(setting, (list, tuple)) and all(isinstance(token, int) for token in setting)
     )
 
 
-def ids_in(value: Any) -> tuple[int, ...]:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return (value,)
-    return tuple(one for one in value if isinstance(one, int)) if isinstance(value, (list, tuple)) else ()
-
-
-def is_plain(value: Any) -> bool:
-    return isinstance(value, (int, float, bool, str)) or (
-        isinstance(value, (list, tuple)) and all(isinstance(one, int) for one in value)
-    )
-
-
-def described(module: nn.Module, number: int) -> Model:
+def _describe(module: nn.Module, number: int) -> Model:
     parameters = list(module.parameters())
     config = getattr(module, "config", None)
     return Model(
         number=number,
         name=type(module).__name__,
-        trainable=sum(one.requires_grad for one in parameters),
-        dtypes=tuple(sorted({str(one.dtype).removeprefix("torch.") for one in parameters})),
+        trainable=sum(parameter.requires_grad for parameter in parameters),
+        dtypes=tuple(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})),
         has_adapter=hasattr(module, "disable_adapter"),
-        eos_ids=ids_in(getattr(config, "eos_token_id", None)),
+        eos_ids=token_ids(getattr(config, "eos_token_id", None)),
         vocabulary=getattr(config, "vocab_size", None),
         can_cache=hasattr(config, "use_cache"),
     )

@@ -1,10 +1,12 @@
 """Beside a running script: what it calls --> WatchedRun. Gradients are caught by hooks on tensors; nothing is retained.
 
-An Observer is told by patches.py. It holds tensors only from the pass that made them to the backward that uses them.
+patches.py calls the ScriptObserver. It holds tensors only from the pass that made them to the backward that uses them.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,31 +14,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay.examine.inputs import active_dropout
+from assay.examine.weights import Weights
 from assay.programs.graph import Value
 from assay.programs.run.draws import sampling_of
 from assay.programs.run.observe.guard import attempt
-from assay.programs.run.observe.ledger import Ledger
+from assay.programs.run.observe.ledger import GradientLedger
 from assay.programs.run.observe.models import (
     Models,
-    active_dropout,
     adapter_is_off,
-    catch,
+    gradient_norm,
+    has_new_pair,
     ids_given,
-    is_finite,
-    is_plain,
-    looks_like_mask,
-    models_of,
+    plain_settings,
     random_state,
     stated_config,
     tensors_of,
 )
 from assay.programs.run.observe.patches import Patches, patch_generate, patch_torch
 from assay.programs.run.observe.places import Places
-from assay.programs.run.observe.recorder import MOST_VALUES, Recorder
+from assay.programs.run.observe.recorder import MOST_VALUES, CallRecorder
 from assay.programs.run.observe.updates import UpdateReader
-from assay.programs.run.sight import Sight
-from assay.programs.run.watched import Backward, Forward, Generation, Update, WatchedRun
-from assay.programs.run.weights import Weights
+from assay.programs.run.sight import Sight, is_mask, number_of, shape_of
+from assay.programs.run.watched import Backward, Forward, GenerateCall, WatchedRun, WatchedUpdate
 
 LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
 MOST_UPDATES = 48  # observed of a script in which nothing is sampled
@@ -46,16 +46,16 @@ class Enough(SystemExit):
     """Raised inside an optimizer step when as many were made as were asked for."""
 
 
-class Observer:
+class ScriptObserver:
     def __init__(self, run: WatchedRun, places: Places, steps: int | None, finished: Callable[[], None]) -> None:
         self.run, self.steps, self._finished = run, steps, finished
-        self.recorder = Recorder(run, places)
+        self.recorder = CallRecorder(run, places)
         self.recorder.before["backward"] = self._backward
         self.recorder.made = self._made
         self.recorder.drawn = self._drawn
         self.patches = Patches()
         self.origins = run.origins
-        self.ledger = Ledger(run)
+        self.ledger = GradientLedger(run)
         self.models = Models(run)
         self.updates = UpdateReader(run, self.models)
         self.dropouts = 0  # in the pass under way
@@ -65,9 +65,9 @@ class Observer:
         self._distributions: dict[int, tuple[weakref.ref[Any], Value]] = {}
         self._tensors: dict[int, Tensor] = {}  # by id of their Value: may be log-probs, until the next backward
         self._pending: list[Backward] = []  # since the last step
-        self._weights: dict[int, Weights] = {}
+        self._weights: dict[int, tuple[Weights, bool]] = {}  # by optimizer; whether a low-rank pair is new
         self._optimizers: dict[int, int] = {}
-        self._config: Any = None
+        self.config: Any = None  # of the generate() under way, as it prepared it
         self._clip_norm: float | None = None
         self._rollouts = 0
         self._sampled_since_step = False
@@ -104,12 +104,17 @@ class Observer:
             return False
         return ids_given(args, kwargs) is not None or isinstance(kwargs.get("inputs_embeds"), Tensor)
 
-    def passed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, frame: Any) -> None:
+    def add_pass(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, frame: Any
+    ) -> None:
         where = self.recorder.here(frame)
         found = ids_given(args, kwargs)
-        given = {name: one for name, one in kwargs.items() if isinstance(one, Tensor)}
-        given |= {f"{number}": one for number, one in enumerate(args) if isinstance(one, Tensor) and one is not found}
-        arguments = {name: self.recorder.tensor(one, where) for name, one in given.items()}
+        given = {**kwargs, **{str(number): argument for number, argument in enumerate(args) if argument is not found}}
+        arguments = {
+            name: self.recorder.tensor(argument, where)
+            for name, argument in given.items()
+            if isinstance(argument, Tensor)
+        }
         if found is not None:
             arguments["input_ids"] = self.recorder.tensor(found, where)
         model = self.models.of(module)
@@ -118,8 +123,9 @@ class Observer:
         logits = self._outputs(value, output, where, found)
         if logits is None:
             self._transparent.add(id(module))
-        if "attention_mask" not in arguments and "1" in arguments and looks_like_mask(arguments["1"], found):
-            arguments["attention_mask"] = arguments["1"]
+        second = arguments.get("1")
+        if second is not None and shape_of(second) == shape_of(arguments.get("input_ids")) and is_mask(second):
+            arguments.setdefault("attention_mask", second)
         self.run.forwards.append(
             Forward(
                 value=value,
@@ -139,10 +145,10 @@ class Observer:
     def _outputs(self, value: Value, output: Any, where: Any, ids: Tensor | None) -> Value | None:
         """Every tensor of the output is known from now on; the first with a dimension more than the ids are logits."""
         logits: Value | None = None
-        for name, one in tensors_of(output):
-            looks = one.is_floating_point() and one.dim() == (ids.dim() + 1 if ids is not None else 3)
+        for name, tensor in tensors_of(output):
+            looks = tensor.is_floating_point() and tensor.dim() == (ids.dim() + 1 if ids is not None else 3)
             is_logits = logits is None and looks and (name in ("", "0", "logits") or name.startswith("logit"))
-            if one is output:
+            if tensor is output:
                 made = value
             else:
                 op = "element" if name.isdigit() else "attribute"
@@ -152,29 +158,25 @@ class Observer:
                 logits = made
                 self.recorder.widen(made)
                 self.origins.logits.add(id(made))
-            self.recorder.adopt(one, made)
+            self.recorder.adopt(tensor, made)
         return logits
 
     # -- sampling
 
-    def generating(self, model: Any, frame: Any) -> None:
-        self._config = None
-        self._state = random_state(next(model.parameters(), None), None)
-        self.inside = (model, [])
+    def before_generate(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
+        self.config = None
+        self._state = random_state(next(args[0].parameters(), None), None)
+        self.inside = (args[0], [])
 
-    def generation_config(self, config: Any) -> None:
-        self._config = config
-
-    def generated(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, frame: Any) -> None:
+    def after_generate(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any, output: Any) -> None:
         where = self.recorder.here(frame)
-        named = {**({"inputs": args[0]} if args else {}), **kwargs}
+        model = args[0]
+        named = {**({"inputs": args[1]} if len(args) > 1 else {}), **kwargs}
         ids = next((named[name] for name in ("input_ids", "inputs") if isinstance(named.get(name), Tensor)), None)
-        tensors = {name: one for name, one in named.items() if isinstance(one, Tensor)}
-        arguments = {name: self.recorder.tensor(one, where) for name, one in tensors.items()}
-        arguments |= {
-            name: self.recorder.value_of(one, where)
-            for name, one in kwargs.items()
-            if name not in tensors and isinstance(one, (int, float, bool, str))
+        arguments = {
+            name: self.recorder.value_of(given, where)
+            for name, given in named.items()
+            if isinstance(given, (Tensor, int, float, bool, str))
         }
         seen = self.models.of(model)
         widths, self.inside = self.inside[1] if self.inside is not None else [], None
@@ -185,13 +187,13 @@ class Observer:
             is_all = sequences is output
             made = value if is_all else self.recorder.event("attribute", {"input": value}, frame, name="sequences")
             self.recorder.adopt(sequences, made)
-        config = self._config.to_dict() if hasattr(self._config, "to_dict") else {}
+        config = self.config.to_dict() if hasattr(self.config, "to_dict") else {}
         self.run.generations.append(
-            Generation(
+            GenerateCall(
                 value=value,
                 model=seen.number,
                 version=seen.version,
-                config={name: one for name, one in config.items() if is_plain(one)},
+                config=plain_settings(config),
                 input_ids=None if ids is None else arguments.get("input_ids") or arguments.get("inputs"),
                 attention_mask=arguments.get("attention_mask"),
                 sequences=made,
@@ -204,28 +206,37 @@ class Observer:
         if config.get("do_sample"):
             self._sampled()
 
-    def distributed(self, distribution: Any, kwargs: dict[str, Any], frame: Any) -> None:
+    def add_distribution(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
+        named = {**dict(zip(("", "probs", "logits"), args, strict=False)), **kwargs}
         where = self.recorder.here(frame)
-        arguments = {name: self.recorder.tensor(one, where) for name, one in kwargs.items() if isinstance(one, Tensor)}
+        arguments = {
+            name: self.recorder.tensor(given, where) for name, given in named.items() if isinstance(given, Tensor)
+        }
         value = self.recorder.event("categorical", arguments, frame)
-        self._distributions[id(distribution)] = (weakref.ref(distribution), value)
+        self._distributions[id(args[0])] = (weakref.ref(args[0]), value)
 
-    def asked(self, distribution: Any, kind: str, args: tuple[Any, ...], result: Any, frame: Any) -> None:
-        known = self._distributions.get(id(distribution))
-        if known is None or known[0]() is not distribution or not isinstance(result, Tensor):
-            return
+    def add_result(
+        self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any, result: Any
+    ) -> Value | None:
+        """Of a distribution's method."""
+        known = self._distributions.get(id(args[0]))
+        if known is None or known[0]() is not args[0] or not isinstance(result, Tensor):
+            return None
         where = self.recorder.here(frame)
-        tensors = [one for one in args if isinstance(one, Tensor)]
+        tensors = [given for given in (*args[1:], *kwargs.values()) if isinstance(given, Tensor)]
         arguments = {"input": known[1], **({"value": self.recorder.tensor(tensors[0], where)} if tensors else {})}
-        value = self.recorder.remember(result, kind, arguments, where)
+        value = self.recorder.remember(result, op, arguments, where)
         if result.requires_grad:
             self._made(value, result)
-        if kind == "sample":
-            self._drawn(value)
+        return value
 
-    def drawing(self, kind: str) -> None:
-        if kind == "sample":
-            self._state = random_state(None, None)
+    def before_sample(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
+        self._state = random_state(None, None)
+
+    def after_sample(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any, result: Any) -> None:
+        value = self.add_result("sample", args, kwargs, frame, result)
+        if value is not None:
+            self._drawn(value)
 
     def _drawn(self, value: Value) -> None:
         draw = sampling_of(value, self.origins)
@@ -249,38 +260,33 @@ class Observer:
 
     def _backward(self, value: Value) -> Callable[[], None] | None:
         loss = value.arguments["input"]
-        seen = loss.thing
-        number = None
-        if isinstance(seen, Sight) and seen.size == 1 and seen.numbers is not None:
-            number = float(seen.numbers.reshape(-1)[0])
-        backward = Backward(loss, number)
+        backward = Backward(loss, number_of(loss))
         self.ledger.backward(value.place)
         self.run.backwards.append(backward)
         self._pending.append(backward)
         caught: dict[int, Tensor] = {}
-        hooked = [(key, one) for key, one in self._tensors.items() if one.requires_grad]
         handles = [
-            one.register_hook(lambda gradient, key=key: self._catch(caught, key, gradient))  # type: ignore[no-untyped-call]
-            for key, one in hooked
+            tensor.register_hook(functools.partial(attempt, self.recorder.broke, catch, caught, key))  # type: ignore[no-untyped-call]
+            for key, tensor in self._tensors.items()
+            if tensor.requires_grad
         ]
 
         def after() -> None:
             for handle in handles:
                 handle.remove()
-            backward.gradients = {key: Sight(tuple(one.shape), "float64", data=one) for key, one in caught.items()}
+            backward.gradients = {
+                key: Sight(tuple(gradient.shape), "float64", data=gradient) for key, gradient in caught.items()
+            }
             self._tensors.clear()
             self.ledger.after_backward()
 
         return after
 
-    def _catch(self, caught: dict[int, Tensor], key: int, gradient: Tensor) -> None:
-        attempt(self.recorder.broke, catch, caught, key, gradient)
-
-    def happened(self, kind: str, subject: Any, detail: Any, frame: Any) -> None:
-        args, kwargs = detail
+    def add_event(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
+        subject = args[0] if args else None
         norm: float | None = None
         if kind == "clip_grad_norm":
-            given = kwargs.get("max_norm", kwargs.get("clip_value", args[0] if args else None))
+            given = kwargs.get("max_norm", kwargs.get("clip_value", args[1] if len(args) > 1 else None))
             norm = self._clip_norm = float(given) if isinstance(given, (int, float)) else None
         elif kind == "train" and isinstance(subject, nn.Module):
             self.models.of(subject)  # it may be called by another one only
@@ -289,23 +295,24 @@ class Observer:
         place = self.recorder.here(frame)[0]
         if kind == "manual_seed":
             self.run.seeds.append(place)
-        if frame.f_code.co_name not in ("_initial_step", "__init__") and (kind != "clip_grad_norm" or is_finite(norm)):
+        if frame.f_code.co_name not in ("_initial_step", "__init__") and (
+            kind != "clip_grad_norm" or norm not in (None, math.inf)
+        ):
             self.ledger.happened(kind, place)
 
-    def stepping(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
-        held = [one for group in optimizer.param_groups for one in group["params"]]
-        for model in self.models.holding(held):
+    def before_step(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
+        held = _held(optimizer)
+        models = self.models.holding(held)
+        for model in models:
             model.is_trained = True
             module = self.models.module(model.number)
             if module is not None:
                 self.run.history[self.models.sums(module)] = (model.number, model.version)
-        if id(optimizer) not in self._optimizers:
-            self._optimizers[id(optimizer)] = len(self._optimizers)
-        self._weights[id(optimizer)] = Weights.before(held)
+        number = self._optimizers.setdefault(id(optimizer), len(self._optimizers))
         group = optimizer.param_groups[0]
-        update = Update(
-            number=sum(one.optimizer == self._optimizers[id(optimizer)] for one in self.run.updates),
-            optimizer=self._optimizers[id(optimizer)],
+        update = WatchedUpdate(
+            number=sum(update.optimizer == number for update in self.run.updates),
+            optimizer=number,
             place=self.recorder.here(frame)[0],
             order=len(self.run.graph.values),
             learning_rate=float(group.get("lr", 0.0)),
@@ -313,24 +320,31 @@ class Observer:
             backwards=tuple(self._pending),
             maximize=bool(group.get("maximize", False)),
             clip_norm=self._clip_norm,
-            models=tuple(model.number for model in self.models.holding(held)),
+            models=tuple(model.number for model in models),
         )
         self.run.updates.append(update)
         is_now = self.updates.begins(update)
-        modules = {id(one): one for number in models_of(update) if (one := self.models.module(number)) is not None}
-        self.ledger.stepping(optimizer, held, modules.values(), update.place)
-        with self.recorder.suspended():
+        policies = {piece.forward.model for piece in update.pieces}
+        modules = [module for policy in policies if (module := self.models.module(policy)) is not None]
+        self.ledger.stepping(optimizer, held, modules, update.place)
+        with self.recorder.suspended(), torch.no_grad():
+            trainable = [parameter for parameter in held if parameter.requires_grad]
+            update.numbers["gradient_norm"] = gradient_norm(trainable)
+            self._weights[id(optimizer)] = (Weights(trainable), has_new_pair(trainable))
             self.updates.before(update, now=is_now)
 
-    def stepped(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
-        update = next(one for one in reversed(self.run.updates) if one.optimizer == self._optimizers[id(optimizer)])
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        number = self._optimizers[id(optimizer)]
+        update = next(update for update in reversed(self.run.updates) if update.optimizer == number)
         with self.recorder.suspended():
-            update.numbers |= self._weights.pop(id(optimizer)).after()
+            weights, is_new_pair = self._weights.pop(id(optimizer))
+            moved = weights.after()  # of a new pair, zeros are not a sign of anything
+            update.numbers |= {"update_norm": moved["update_norm"]} if is_new_pair else moved
             self.updates.after(update)
         self.ledger.stepped(optimizer, update.place, list(self.recorder._known.values()))
         self._pending, self._clip_norm = [], None
         self._sampled_since_step = False
-        for model in self.models.holding([one for group in optimizer.param_groups for one in group["params"]]):
+        for model in self.models.holding(_held(optimizer)):
             model.version += 1
         self.recorder.next_update()
         if self.steps is not None and len(self.run.updates) >= self.steps:
@@ -343,3 +357,12 @@ class Observer:
         self.stop()
         self.updates.settle()
         self._finished()
+
+
+def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def catch(caught: dict[int, Tensor], key: int, gradient: Tensor) -> None:
+    copy = gradient.detach().to(torch.float64, copy=True)
+    caught[key] = caught[key] + copy if key in caught else copy

@@ -20,7 +20,7 @@ from assay.programs.graph import UNKNOWN, Context, Value, bound, canonical
 from assay.programs.run.observe.guard import attempt, sentence
 from assay.programs.run.observe.models import random_state
 from assay.programs.run.observe.places import Places
-from assay.programs.run.sight import Sight
+from assay.programs.run.sight import Sight, shape_of
 from assay.programs.run.watched import WatchedRun
 from assay.verdict import Place
 
@@ -34,8 +34,8 @@ ROWS = 4  # of a tensor as wide as the vocabulary that are looked at
 SHOWN, WIDEST = 2, 300_000  # of these rows that are kept, of the first few such tensors between two updates
 MOST_VALUES = 100_000  # some 150 MB
 
-# what tells about a tensor and makes none
-_TELLS = frozenset(
+# what describes a tensor and makes none
+_DESCRIBES = frozenset(
     "__get__ __set__ __delete__ size dim ndimension numel nelement stride __len__ __repr__ "
     "__format__ __str__ _set_grad_enabled "
     "is_floating_point is_complex is_contiguous element_size data_ptr storage_offset untyped_storage get_device "
@@ -68,8 +68,8 @@ class _Ref(weakref.ref[Tensor]):
     key: int
 
 
-class Recorder(TorchFunctionMode):
-    """`before` holds what is told of a call before it is made: backward is where gradients are caught."""
+class CallRecorder(TorchFunctionMode):
+    """`before` holds what is called before a call is made: backward is where gradients are caught."""
 
     def __init__(self, run: WatchedRun, places: Places) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Recorder(TorchFunctionMode):
         self.stopped = False
         self.state: int | None = None  # of the random numbers before the last draw
         self.before: dict[str, Callable[[Value], Callable[[], None] | None]] = {}
-        self.made: Callable[[Value, Tensor], None] | None = None  # told of every tensor that requires a gradient
+        self.made: Callable[[Value, Tensor], None] | None = None  # called with every tensor that requires a gradient
         self.drawn: Callable[[Value], None] | None = None
         self._known: dict[int, tuple[_Ref, Value, int]] = {}
         self._wide: set[int] = set()  # ids of Values whose last dimension is the vocabulary
@@ -94,7 +94,7 @@ class Recorder(TorchFunctionMode):
         if self.off:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in _TELLS or len(self.run.graph.values) > MOST_VALUES:
+        if name in _DESCRIBES or len(self.run.graph.values) > MOST_VALUES:
             return func(*args, **kwargs)
         if name == "backward":
             return self._backward(func, args, kwargs)
@@ -111,7 +111,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def broke(self, error: Exception) -> None:
-        """A fault of ours is no reason to end somebody's script: it is told, and nothing more is looked at."""
+        """A fault of ours must not end somebody's script: it is reported, and nothing more is looked at."""
         self.off += 1
         self.run.notes.append(sentence(error))
 
@@ -127,7 +127,7 @@ class Recorder(TorchFunctionMode):
             op = self._names[name] = _OPS.get(name) or canonical(name) or name
         if name in _REVERSED:
             args = (args[1], args[0], *args[2:])
-        positional = [self.value_of(one, where) for one in args]
+        positional = [self.value_of(argument, where) for argument in args]
         if op == "index":
             keys = args[1] if isinstance(args[1], tuple) else (args[1],)
             return op, {"input": positional[0], **self._numbered(keys, where)}, where
@@ -135,7 +135,9 @@ class Recorder(TorchFunctionMode):
             keys = args[1] if isinstance(args[1], tuple) else (args[1],)
             return op, {"input": positional[0], **self._numbered(keys, where), "value": positional[2]}, where
         keywords = {
-            key: self.value_of(one, where) for key, one in kwargs.items() if one is not None and key != "_stacklevel"
+            key: self.value_of(argument, where)
+            for key, argument in kwargs.items()
+            if argument is not None and key != "_stacklevel"
         }
         return op, bound(op, name, positional, keywords), where
 
@@ -147,24 +149,28 @@ class Recorder(TorchFunctionMode):
             autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
             return self.places.here(frame, no_grad=not torch.is_grad_enabled(), autocast=autocast)
 
-    def value_of(self, one: Any, where: tuple[Place, str, Context]) -> Value:
+    def value_of(self, given: Any, where: tuple[Place, str, Context]) -> Value:
         """The Value of whatever the script handed over. A tensor that was changed behind our back is a new one."""
-        if isinstance(one, Tensor):
-            return self.tensor(one, where)
+        if isinstance(given, Tensor):
+            return self.tensor(given, where)
         order = len(self.run.graph.values)
-        if isinstance(one, slice):
-            parts = {name: getattr(one, name) for name in ("start", "stop", "step") if getattr(one, name) is not None}
+        if isinstance(given, slice):
+            parts = {
+                name: getattr(given, name) for name in ("start", "stop", "step") if getattr(given, name) is not None
+            }
             inner = {name: self.value_of(part, where) for name, part in parts.items()}
             return Value("slice", inner, where[0], where[2], order)
-        if isinstance(one, (list, tuple)) and any(isinstance(part, (Tensor, list, tuple)) for part in one[:4096]):
-            if not any(_holds_tensor(part) for part in one[:4096]):
-                return Value("constant", {}, where[0], where[2], order, constant=one)
-            listing = Value("listing", self._numbered(one, where), where[0], where[2], order)
+        if isinstance(given, (list, tuple)) and any(isinstance(part, (Tensor, list, tuple)) for part in given[:4096]):
+            if not any(_holds_tensor(part) for part in given[:4096]):
+                return Value("constant", {}, where[0], where[2], order, constant=given)
+            listing = Value("listing", self._numbered(given, where), where[0], where[2], order)
             for part in listing.arguments.values():
                 part.users.append(listing)
             return listing
-        constant = one if isinstance(one, (int, float, str, bool, type(None), list, tuple, torch.dtype)) else UNKNOWN
-        return Value("constant", {}, where[0], where[2], order, constant=constant, name=type(one).__name__)
+        constant = (
+            given if isinstance(given, (int, float, str, bool, type(None), list, tuple, torch.dtype)) else UNKNOWN
+        )
+        return Value("constant", {}, where[0], where[2], order, constant=constant, name=type(given).__name__)
 
     def tensor(self, tensor: Tensor, where: tuple[Place, str, Context]) -> Value:
         known = self._known.get(id(tensor))
@@ -197,10 +203,9 @@ class Recorder(TorchFunctionMode):
             key = (id(value.place), op)
             visits = self._visits[key] = self._visits.get(key, 0) + 1
             if self._wide and op in _WIDTH_KEPT:
-                for one in value.arguments.values():
-                    if id(one) in self._wide and sight_shape(one)[-1:] == seen.shape[-1:]:
-                        self._wide.add(id(value))
-                        break
+                wide = [shape_of(argument) for argument in value.arguments.values() if id(argument) in self._wide]
+                if any(shape and shape[-1:] == seen.shape[-1:] for shape in wide):
+                    self._wide.add(id(value))
             if op not in _RANDOM_OR_EMPTY:
                 self._look(value, seen, tensor, visits)
             ref = _Ref(tensor, self._forget)
@@ -253,14 +258,14 @@ class Recorder(TorchFunctionMode):
                 self.made(value, result)
         elif op == "setitem":
             value = self.remember(args[0], op, given, where, name=name)
-        elif isinstance(result, (tuple, list)) and any(isinstance(one, Tensor) for one in result):
+        elif isinstance(result, (tuple, list)) and any(isinstance(part, Tensor) for part in result):
             place, _, context = where
             value = self.run.graph.new(op, given, place, context, name=name)
             fields = getattr(result, "_fields", ()) or getattr(type(result), "__match_args__", ())
-            for number, one in enumerate(result):
-                if isinstance(one, Tensor):
+            for number, part in enumerate(result):
+                if isinstance(part, Tensor):
                     field_name = str(fields[number]) if number < len(fields) else ""
-                    self.remember(one, "element", {"input": value}, where, name=field_name, constant=number)
+                    self.remember(part, "element", {"input": value}, where, name=field_name, constant=number)
         elif op == "leave":
             value = self.run.graph.new(op, given, where[0], where[2], name=name)
         else:
@@ -324,18 +329,14 @@ class Recorder(TorchFunctionMode):
         return value
 
 
-def sight_shape(value: Value) -> tuple[int, ...]:
-    return value.thing.shape if isinstance(value.thing, Sight) else ()
-
-
-def _is_on_top(mode: Recorder) -> bool:
+def _is_on_top(mode: CallRecorder) -> bool:
     count = torch._C._len_torch_function_stack()
     return bool(count) and torch._C._get_function_stack_at(count - 1) is mode
 
 
 def _holds_tensor(part: Any) -> bool:
     return isinstance(part, Tensor) or (
-        isinstance(part, (list, tuple)) and any(isinstance(one, Tensor) for one in part)
+        isinstance(part, (list, tuple)) and any(isinstance(inner, Tensor) for inner in part)
     )
 
 

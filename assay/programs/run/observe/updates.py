@@ -5,14 +5,20 @@ What is put off costs the script nothing while it is observed: it is read in one
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.programs.run.asked import Answer, ask
+import torch
+from torch import nn
+
+from assay.machine.faults import FAULTS
+from assay.policy.plain import Plain, plain_logprobs_of_rows
 from assay.programs.run.batches import ASKED, batch_of, fields_of
 from assay.programs.run.observe.models import Models
 from assay.programs.run.roles import find_roles
-from assay.programs.run.watched import Update, WatchedRun, as_of_now
+from assay.programs.run.watched import WatchedRun, WatchedUpdate, as_of_now
 
 AT_MOST = 12  # updates that are read at once, where none of them can be asked about
 
@@ -21,23 +27,23 @@ class UpdateReader:
     def __init__(self, run: WatchedRun, models: Models) -> None:
         self.run, self.models = run, models
         self._fields: Mapping[str, Any] | None = None
-        self._answers: dict[tuple[Any, ...], Answer | None] = {}
-        self._later: list[tuple[Update, WatchedRun]] = []
+        self._answers: dict[tuple[Any, ...], list[Plain] | None] = {}
+        self._later: list[tuple[WatchedUpdate, WatchedRun]] = []
 
-    def begins(self, update: Update) -> bool:
+    def begins(self, update: WatchedUpdate) -> bool:
         """Before the update is read or put off: whether it is read now. Its roles are then known."""
         is_now = len(self.run.batches) < ASKED and len(self.run.updates) <= AT_MOST
         if is_now:
             self._find_roles(update)
         return is_now
 
-    def before(self, update: Update, *, now: bool) -> None:
+    def before(self, update: WatchedUpdate, *, now: bool) -> None:
         """The weights are still those that the loss was computed with."""
         self._fields = fields_of(self.run, update, self._ask) if now else None
         if not now:
             self._later.append((update, as_of_now(self.run)))
 
-    def after(self, update: Update) -> None:
+    def after(self, update: WatchedUpdate) -> None:
         if self._fields is not None:
             self._add(self._fields, update)
             self._fields = None
@@ -51,21 +57,46 @@ class UpdateReader:
             if fields is not None:
                 self._add(fields, update)
 
-    def _add(self, fields: Mapping[str, Any], update: Update) -> None:
+    def _add(self, fields: Mapping[str, Any], update: WatchedUpdate) -> None:
         batch = batch_of(fields, update, self.run.notes)
         if batch is not None:
             self.run.batches.append(batch)
 
-    def _find_roles(self, update: Update) -> None:
-        for one in update.backwards:
-            one.roles = find_roles(one.loss, self.run.origins)
+    def _find_roles(self, update: WatchedUpdate) -> None:
+        for backward in update.backwards:
+            backward.roles = find_roles(backward.loss, self.run.origins)
 
-    def _ask(self, number: int, rows: Sequence[Sequence[int]], temperature: float) -> Answer | None:
+    def _ask(self, number: int, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain] | None:
         """A reference answers once for all updates of a rollout batch."""
         module = self.models.module(number)
         if module is None:
             return None
         key = (number, self.models.sums(module), temperature, tuple(map(tuple, rows)))
         if key not in self._answers:
-            self._answers[key] = ask(module, rows, temperature)
+            self._answers[key] = _ask(module, rows, temperature)
         return self._answers[key]
+
+
+def _ask(module: nn.Module, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain] | None:
+    """Plain log-probs of each row; None where the model cannot be asked without disturbing the script."""
+    if not rows or next(module.parameters(), None) is None or _is_shared():
+        return None
+    try:
+        with _uncompiled():
+            return plain_logprobs_of_rows(module, rows, temperature)
+    except FAULTS:  # it wants to be called in another way than ours
+        return None
+
+
+def _is_shared() -> bool:
+    """A wrapper may wait in its pass for the other processes, which do not ask."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """What torch.compile made would be compiled again for our shapes, and the script's passes would then change."""
+    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
+        return contextlib.nullcontext()
+    eager: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return eager

@@ -1,1 +1,0 @@
-"""A worked example: what a mask of a script holds for four rows of tokens."""

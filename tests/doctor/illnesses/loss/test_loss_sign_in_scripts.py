@@ -1,0 +1,75 @@
+"""The sign between the objective and the loss, as the text of a script has it."""
+
+import pytest
+from doctor.illnesses.read_script import codes_in
+
+from assay.doctor.examples.scripts import GRPO, changed
+
+LOSS = "(-gain + 0.04 * kl)"
+GAIN = "gain = torch.min(ratio * advantages, clipped * advantages)"
+ADVANTAGES = "(rewards - rewards.mean(dim=1, keepdim=True))"
+UPDATE = GRPO[GRPO.index("    with torch.no_grad():") :]
+
+
+def found(text, folder):
+    return bool(codes_in(text, folder, ["LOSS01"]))
+
+
+def plain(loss):
+    """Strictly on-policy: log-probs times advantages, no ratio."""
+    update = f"""    new = score(policy, ids, start)
+    loss = {loss}
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    return GRPO.replace(UPDATE, update)
+
+
+SICK = {
+    "minus missing": changed(LOSS, "(gain + 0.04 * kl)"),
+    "minus twice": changed(GAIN, "gain = -torch.min(ratio * advantages, clipped * advantages)"),
+    "max of gains": changed(GAIN, "gain = -torch.max(ratio * advantages, clipped * advantages)"),
+    "advantage turned": changed(ADVANTAGES, "(rewards.mean(dim=1, keepdim=True) - rewards)"),
+    "advantage negated": changed(ADVANTAGES, "-(rewards - rewards.mean(dim=1, keepdim=True))"),
+    "negated loss": changed("        loss.backward()", "        (-loss).backward()"),
+    "maximised with a minus": changed("lr=1e-6)", "lr=1e-6, maximize=True)"),
+    "log-probs": plain("(new * advantages * mask).sum() / mask.sum()"),
+    "negative log-probs with a minus": plain("-((-new) * advantages * mask).sum() / mask.sum()"),
+    "ratio": plain("(torch.exp(new - new.detach()) * advantages * mask).sum() / mask.sum()"),
+}
+
+
+@pytest.mark.parametrize("form", SICK)
+def test_a_wrong_sign_is_found(form, tmp_path):
+    assert found(SICK[form], tmp_path)
+
+
+HEALTHY = {
+    "the script itself": GRPO,
+    "max of losses": changed(GAIN, "gain = -torch.max(-ratio * advantages, -clipped * advantages)"),
+    "maximised": changed(LOSS, "(gain - 0.04 * kl)").replace("lr=1e-6)", "lr=1e-6, maximize=True)"),
+    "turned twice": changed(ADVANTAGES, "(rewards.mean(dim=1, keepdim=True) - rewards)").replace(
+        LOSS, "(gain + 0.04 * kl)"
+    ),
+    "log-probs": plain("-(new * advantages * mask).sum() / mask.sum()"),
+    "negative log-probs": plain("((-new) * advantages * mask).sum() / mask.sum()"),
+    "minus at the advantage": plain("(new * -advantages * mask).sum() / mask.sum()"),
+    "minus in a product": plain("(-0.5 * mask * advantages * new).sum() / mask.sum()"),
+    "subtracted": plain("0.0 - (new * advantages * mask).sum() / mask.sum()"),
+    "an entropy-like term without an advantage": plain("(0.01 * new * mask).sum() / mask.sum()"),
+    "unlikelihood": plain("(new * mask).mean()"),
+    "gradients turned by hand": changed(LOSS, "(gain - 0.04 * kl)").replace(
+        "        optimizer.step()",
+        "        for p in policy.parameters():\n            p.grad = -p.grad\n        optimizer.step()",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", HEALTHY)
+def test_a_right_sign_is_left_alone(form, tmp_path):
+    assert not found(HEALTHY[form], tmp_path)
+
+
+def test_without_an_optimizer_nothing_is_said(tmp_path):
+    assert not found(changed(LOSS, "(gain + 0.04 * kl)").replace("        optimizer.step()\n", ""), tmp_path)
