@@ -22,7 +22,10 @@ B = GROUPS * SIZE
 EOS, PAD = 1, 0
 EPSILON = 1e-4  # of the advantages
 KL_COEF = 0.05
-SCORED = ("scored_again", "scored_padded", "scored_permuted", "scored_alone")
+# log-probs of the policy of this update, computed again
+SCORED = (
+    "scored_again", "scored_padded", "scored_permuted", "scored_alone", "plain_logprobs", "plain_raw_logprobs",
+)  # fmt: skip
 GRADIENTS = ("gradients", "gradients_split", "gradients_perturbed")
 LOSSES = ("loss", "loss_again", "loss_padded", "loss_permuted", "loss_split", "loss_perturbed")
 ROUNDING = 2e-6  # what float32 leaves between two ways to compute the same log-prob
@@ -287,7 +290,6 @@ def _logprobs(values: Mapping[str, Any], random: np.random.Generator, update: in
 
     old_BT = near(-random.exponential(1.2, size=(B, T)) - 0.01, 0.0)
     new_BT = near(old_BT, 0.08) if update else old_BT
-    plain = {name: near(new_BT, ROUNDING) for name in ("plain_logprobs", "plain_raw_logprobs")}
     scored = {name: near(new_BT, ROUNDING) for name in SCORED}
     ref_BT = near(old_BT, 0.05)
     return {
@@ -297,6 +299,5 @@ def _logprobs(values: Mapping[str, Any], random: np.random.Generator, update: in
         "plain_ref_logprobs": near(ref_BT, ROUNDING),
         "entropy": np.where(mask_BT, random.uniform(0.3, 1.5, size=(B, T)), 0.0),
         "sampler_logprobs": near(old_BT, ROUNDING),
-        **plain,
         **scored,
     }

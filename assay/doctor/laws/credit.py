@@ -25,7 +25,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import GROUPS, SIZE, edited, healthy_batch, of_batch
+from assay.doctor.examples import GROUPS, SIZE, healthy_batch, of_batch
 from assay.doctor.recompute.advantages import (
     advantages,
     groups_of,
@@ -33,6 +33,7 @@ from assay.doctor.recompute.advantages import (
     other_kind,
     row_advantages,
 )
+from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
@@ -159,7 +160,7 @@ def sick() -> Evidence:
     """The mean over dim 0 of view(prompts, group)."""
     batch = healthy_batch()
     rewards_PG = batch.arrays["rewards"].reshape(GROUPS, SIZE)
-    return of_batch(edited(batch, advantages=(rewards_PG - rewards_PG.mean(axis=0)).ravel()))
+    return of_batch(consistent(batch, advantages=(rewards_PG - rewards_PG.mean(axis=0)).ravel()))
 
 
 def well() -> Evidence:

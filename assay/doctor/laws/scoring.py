@@ -26,10 +26,11 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.facts.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION, loss_tokens
 from assay.doctor.facts.rounding import dtype_of
 from assay.doctor.laws.pattern import describe, worst
+from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
@@ -103,7 +104,7 @@ def sick() -> Evidence:
         values_BT = batch.arrays[name].copy()
         values_BT[2] = np.roll(values_BT[2], 1)
         shifted[name] = values_BT
-    return of_batch(edited(batch, **shifted))
+    return of_batch(consistent(batch, **shifted))
 
 
 def well() -> Evidence:

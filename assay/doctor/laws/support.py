@@ -26,9 +26,10 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.facts.logprobs import completion_places
 from assay.doctor.laws.pattern import describe
+from assay.doctor.recompute.consistent import consistent
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 
 
@@ -82,14 +83,14 @@ def sick() -> Evidence:
     batch = healthy_batch()
     mask_BT = batch.arrays["mask"].copy()
     mask_BT[1::2] = False
-    return of_batch(edited(batch, mask=mask_BT))
+    return of_batch(consistent(batch, mask=mask_BT))
 
 
 def well() -> Evidence:
     """Rows that the limit cut off are masked, and a setting says so."""
     batch = healthy_batch()
     mask_BT = batch.arrays["mask"] & batch.arrays["finished"][:, None]
-    return of_batch(edited(batch, mask=mask_BT, mask_truncated=True))
+    return of_batch(consistent(batch, mask=mask_BT, mask_truncated=True))
 
 
 ILLNESS = Illness(
