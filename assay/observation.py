@@ -59,7 +59,8 @@ def _doctor() -> LiveDoctor:
 def _with_plain_logprobs(batch: Batch, model: nn.Module) -> Batch:
     import numpy as np
 
-    from assay.policy.plain import PLAIN_FIELDS, plain_logprobs
+    from assay.policy.plain import plain_logprobs
+    from assay.record.batch import PLAIN_FIELDS
 
     needed = ("tokens", "mask", "prompt_tokens", "prompt_mask")
     absent = [name for name in needed if name not in batch.arrays]

@@ -42,7 +42,7 @@ from assay.examine.inputs import PassInputs
 from assay.examine.part import Part, join, join_inputs, sampled_fields, stack
 from assay.examine.weights import Weights
 from assay.machine import durable
-from assay.policy.plain import PLAIN_FIELDS, plain_logprobs
+from assay.policy.plain import plain_logprobs
 from assay.record import (
     EVALUATIONS_FILE,
     EVENTS_FILE,
@@ -52,7 +52,7 @@ from assay.record import (
     TIMINGS_FILE,
     RunDirectory,
 )
-from assay.record.batch import Batch
+from assay.record.batch import PLAIN_FIELDS, Batch
 from assay.record.batch_file import write_batch
 from assay.record.directory import json_bytes
 

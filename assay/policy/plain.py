@@ -31,7 +31,6 @@ class Plain(NamedTuple):
     variance_T: Tensor  # of the log-prob of a draw from them
 
 
-PLAIN_FIELDS = ("plain_logprobs", "plain_raw_logprobs", "plain_entropy", "plain_variance")  # their names in a Batch
 EMPTY = Plain(*(torch.zeros(0) for _ in Plain._fields))
 
 

@@ -85,6 +85,9 @@ FIELDS: dict[str, Field] = {
     "gradients_perturbed": Field(("BT",), "float", "`gradients` when the values under the mask are replaced."),
 }
 
+# what policy/plain.py computes of a completion, in its order
+PLAIN_FIELDS = ("plain_logprobs", "plain_raw_logprobs", "plain_entropy", "plain_variance")
+
 NUMBERS: dict[str, str] = {
     "step": "Training step, from 1.",
     "update": "Optimizer update within the rollout batch, from 0: at 0 the policy is still the one that sampled.",

@@ -32,9 +32,8 @@ from assay.examine.loss_probes import loss_probes, losses, token_gradients
 from assay.examine.part import Part, join, sampled_fields, stack
 from assay.examine.weights import Weights
 from assay.grpo import OBJECTIVES, Loss
-from assay.policy.plain import PLAIN_FIELDS
 from assay.policy.policy import Policy
-from assay.record.batch import Array, Batch
+from assay.record.batch import PLAIN_FIELDS, Array, Batch
 from assay.record.settings import settings_of
 from assay.train.examined_rows import chosen_rows, logprobs_by_row, part_of, plan, score_otherwise
 from assay.train.progress import Progress, StepInProgress

@@ -25,10 +25,9 @@ from assay.config import Config
 from assay.examine.inputs import RowInputs
 from assay.examine.part import stack
 from assay.machine.terminal import ProgressLine
-from assay.policy.plain import PLAIN_FIELDS
 from assay.policy.policy import Policy
 from assay.record import RunDirectory, RunError, read_metrics
-from assay.record.batch import Array, Batch
+from assay.record.batch import PLAIN_FIELDS, Array, Batch
 from assay.record.manifest import REPLACED, checkpoints
 from assay.record.rollout_batch import batch_of_rows
 from assay.record.rollouts import from_parquet

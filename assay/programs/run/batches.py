@@ -21,7 +21,7 @@ from assay.programs.run.roles import LossPiece, is_corrected
 from assay.programs.run.rollouts import Found, SampledRows, locate, moment, rollouts_of
 from assay.programs.run.sight import numbers_of
 from assay.programs.run.watched import Backward, WatchedRun, WatchedUpdate, spot_of
-from assay.record.batch import Array, Batch, BatchError
+from assay.record.batch import PLAIN_FIELDS, Array, Batch, BatchError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -262,11 +262,12 @@ def _plain(
         answers = None if model is None else ask(model, texts, temperature or 1.0)
         if answers is None:
             continue
-        scaled_BT, raw_BT = (_in_columns(values, offsets, width) for values in zip(*answers, strict=True))
-        if temperature is not None:
-            plain[f"{name}_logprobs"] = scaled_BT
+        arrays = [_in_columns(values, offsets, width) for values in zip(*answers, strict=True)]
+        of_policy = dict(zip(PLAIN_FIELDS, arrays, strict=True))
         if name == "plain":
-            plain["plain_raw_logprobs"] = raw_BT
+            plain |= of_policy if temperature is not None else {"plain_raw_logprobs": of_policy["plain_raw_logprobs"]}
+        elif temperature is not None:
+            plain["plain_ref_logprobs"] = of_policy["plain_logprobs"]
     return plain
 
 
