@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "benchmarks": {"adapters", "train", "policy", "tasks", "rewards", "engine", "record", "llama", "proof"},
     "proof": {"train", "doctor", "record", "policy", "tasks", "rewards", "engine", "programs", "watch"},
 }
-PACKAGE_LINES = 67_500
+PACKAGE_LINES = 66_000
 COMMON = {"types", "config", "grpo", "sampling", "verdict", "machine"}
 # what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is; in guard.py the
 # boundary between our faults and a script that is watched; a chat template is a program too
@@ -68,29 +68,27 @@ _UNITS = (
     "answer|batch|completion|device|event|file|finding|group|layer|line|metric|note|pass|position|process|prompt|rollout|"
     "row|run|second|sequence|step|token|trial|update"
 )
-# Old words, the better ones, and how often the code still has the old ones, in names too (CONTRIBUTING.md, "Words").
-# Docs must not have them. In the code they may only become fewer: lower the number when you have replaced some.
-OLD_WORDS: dict[str, tuple[str, int]] = {
-    r"(told|tells?|telling)(?! (\w+ )?apart)": ("report, say, show", 207),
-    r"anew": ("again", 2),
-    r"but for": ("except for", 14),
-    r"company": ("batch-mates", 2),
-    r"contests?": ("benchmark", 0),
-    r"dear(er)?": ("expensive", 0),
-    r"for one in": ("name what the loop runs over", 676),
-    r"half-way": ("after it has started; in the middle", 4),
-    r"hears?": ("gets, is called with", 2),
-    r"(is|are) said": ("is reported", 9),
-    r"mended": ("fixed", 0),
-    r"patients?": ("input", 0),
-    r"plainly": ("row by row; plain log-probs", 16),
-    r"seats?": ("slot", 0),
-    r"shelf": ("healthy runs", 0),
-    r"so many": ("that many", 29),
-    r"(?<!there )(is|are|was|were) no(?! longer)": ("is not a", 30),
-    rf"({_COUNTED}) an? ({_UNITS})": ("per token, per step", 60),
+# Old words and the better ones (CONTRIBUTING.md, "Words"). Neither docs nor code have them, in names either.
+OLD_WORDS: dict[str, str] = {
+    r"(told|tells?|telling)(?!( \w+){0,5} apart)": "report, say, show",
+    r"anew": "again",
+    r"but for": "except for",
+    r"company": "batch-mates",
+    r"contests?": "benchmark",
+    r"dear(er)?": "expensive",
+    r"for one in": "name what the loop runs over",
+    r"half-way": "after it has started; in the middle",
+    r"hears?": "gets, is called with",
+    r"(is|are) said": "is reported",
+    r"mended": "fixed",
+    r"patients?": "input",
+    r"plainly": "row by row; plain log-probs",
+    r"seats?": "slot",
+    r"shelf": "healthy runs",
+    r"so many": "that many",
+    r"(?<!there )(is|are|was|were) no(?! longer)": "is not a",
+    rf"(?<!many )(?<!what )(?<!the )({_COUNTED}) an? ({_UNITS})": "per token, per step",
 }
-MAY_FALL_BY = 20  # before the number must be lowered
 PAGES = [path for name in ("*.md", "docs/*.md", "configs/*.toml", "examples/*.py") for path in sorted(ROOT.glob(name))]
 
 
@@ -237,21 +235,24 @@ def old_words(text: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_docs_use_plain_words(page):
-    found = {words: f"write: {OLD_WORDS[words][0]}" for words, count in old_words(page.read_text()).items() if count}
+    found = {words: f"write: {OLD_WORDS[words]}" for words, count in old_words(page.read_text()).items() if count}
     assert found == {}
 
 
-def test_old_words_in_the_code_become_fewer():
-    counts = old_words("\n".join(path.read_text() for path in SOURCES))
-    more = {words: f"write: {better}" for words, (better, most) in OLD_WORDS.items() if counts[words] > most}
-    assert more == {}, f"more than before: { {words: counts[words] for words in more} }"
-    fewer = {words: counts[words] for words, (_, most) in OLD_WORDS.items() if counts[words] < most - MAY_FALL_BY}
-    assert fewer == {}, "well done; now lower these numbers in OLD_WORDS"
+def test_the_code_uses_plain_words():
+    counts = {path: old_words(path.read_text()) for path in SOURCES}
+    found = [
+        f"{name_of(path)}: write {OLD_WORDS[words]} ({words})"
+        for path, of_file in counts.items()
+        for words, count in of_file.items()
+        if count
+    ]
+    assert found == []
 
 
 def test_the_rule_on_words_can_fail():
     found = old_words("There is no loss. It is no loss: one number a\ntoken, told anew. It tells them apart.")
     assert {words for words, count in found.items() if count} == {
-        words for words in OLD_WORDS if words.startswith(("(told", "anew", "(?<!there", rf"({_COUNTED})"))
+        words for words in OLD_WORDS if words.startswith(("(told", "anew", "(?<!there", "(?<!many"))
     }
     assert sum(found.values()) == 4

@@ -73,7 +73,9 @@ def padding_mask(mask_B1QS: Tensor) -> Tensor | None:
     queries, width = seen_BQS.shape[1:]
     padding_BS = seen_BQS[:, -1]
     causal_QS = torch.ones(queries, width, dtype=torch.bool, device=seen_BQS.device).tril(width - queries)
-    is_real_BQ = padding_BS[:, -queries:]  # what a padding token sees does not matter
+    # what a padding token sees does not matter: some masks hide even itself, others let it see everything
+    sees_itself_BQ = seen_BQS.diagonal(width - queries, dim1=1, dim2=2)
+    is_real_BQ = sees_itself_BQ & ~(seen_BQS & ~causal_QS).any(dim=2)
     differs_BQS = (seen_BQS != (causal_QS & padding_BS[:, None])) & is_real_BQ[:, :, None]
     return None if differs_BQS.any() else padding_BS
 

@@ -68,12 +68,12 @@ def with_family(policy: CausalPolicy, say: Callable[[str], None] = lambda senten
 def _once(say: Callable[[str], None]) -> Callable[[str], None]:
     said: set[str] = set()
 
-    def hear(sentence: str) -> None:
+    def say_once(sentence: str) -> None:
         if sentence not in said:
             said.add(sentence)
             say(sentence)
 
-    return hear
+    return say_once
 
 
 def rejoin_family(policy: CausalPolicy, say: Callable[[str], None] = lambda sentence: None) -> CausalPolicy:

@@ -194,7 +194,7 @@ def test_a_fault_of_ours_is_not_blamed_on_the_model(directory, monkeypatch):
     def fail(*arguments):
         raise Bug
 
-    monkeypatch.setattr("assay.policy.load.examined", fail)
+    monkeypatch.setattr("assay.policy.load.examine_policy", fail)
     with pytest.raises(Bug):
         loaded(directory)
 

@@ -23,104 +23,81 @@ TENSORS = "assay.train.step.pack._microbatch"
 COLD = ("rollout.temperature=0.7",)
 
 
-def _divided_after_the_softmax(original):
-    def logprobs(policy, inputs, **how):
-        values_BT, entropy_BT = original(replace(policy, temperature=1.0), inputs, **how)
-        return values_BT / policy.temperature, entropy_BT
-
-    return logprobs
+def _divided_after_the_softmax(original, policy, inputs, **how):
+    values_BT, entropy_BT = original(replace(policy, temperature=1.0), inputs, **how)
+    return values_BT / policy.temperature, entropy_BT
 
 
-def _engine_with_a_temperature_of_its_own(original):
-    return lambda engine, prompts, **how: original(_with(engine, temperature=0.6), prompts, **how)
+def _engine_with_a_temperature_of_its_own(original, engine, prompts, **how):
+    return original(_with(engine, temperature=0.6), prompts, **how)
 
 
-def _goes_on_behind_eos(original):
-    return lambda engine, prompts, **how: original(_with(engine, eos_ids=()), prompts, **how)
+def _goes_on_behind_eos(original, engine, prompts, **how):
+    return original(_with(engine, eos_ids=()), prompts, **how)
 
 
 def _with(engine, **changes):
     return SharedWeightsEngine(replace(engine.policy, **changes))
 
 
-def _mask_one_token_late(original):
-    def tensors(*given, **how):
-        batch = original(*given, **how)
-        return replace(batch, mask_BT=batch.mask_BT.roll(1, dims=1))
-
-    return tensors
+def _mask_one_token_late(original, *given, **how):
+    batch = original(*given, **how)
+    return replace(batch, mask_BT=batch.mask_BT.roll(1, dims=1))
 
 
-def _first_token_twice(original):
-    def cut(samples, *rest):
-        longer = [replace(one.prompt, tokens=one.prompt.tokens[:1] + one.prompt.tokens) for one in samples]
-        return original([replace(one, prompt=prompt) for one, prompt in zip(samples, longer, strict=True)], *rest)
-
-    return cut
+def _first_token_twice(original, samples, *rest):
+    longer = [replace(one.prompt, tokens=one.prompt.tokens[:1] + one.prompt.tokens) for one in samples]
+    return original([replace(one, prompt=prompt) for one, prompt in zip(samples, longer, strict=True)], *rest)
 
 
-def _not_packed(original):
-    return lambda policy, say: policy
+def _not_packed(original, policy, say):
+    return policy
 
 
-def _first_token_hidden(original):
-    def branch_mask(branches_RS, dtype):
-        import torch
-
-        mask = original(branches_RS, dtype).clone()
-        mask[:, :, 1:, 0] = torch.finfo(dtype).min
-        return mask
-
-    return branch_mask
+def _not_checked(original, policy, *rest):
+    return policy
 
 
-def _mask_of_all_rows(original):
-    def tensors(samples, *rest, **how):
-        return original([replace(one, in_loss=True) for one in samples], *rest, **how)
+def _first_token_hidden(original, branches_RS, dtype):
+    import torch
 
-    return tensors
-
-
-def _discounted(original):
-    def credit(groups, *rest, **how):
-        return tuple(
-            replace(one, advantage=tuple(one.advantage * 0.9**place for place in range(len(one.rollout.tokens)))[::-1])
-            for one in original(groups, *rest, **how)
-        )
-
-    return credit
+    mask = original(branches_RS, dtype).clone()
+    mask[:, :, 1:, 0] = torch.finfo(dtype).min
+    return mask
 
 
-def _times_the_length(original):
-    def credit(groups, *rest, **how):
-        samples = original(groups, *rest, **how)
-        return tuple(replace(one, advantage=one.advantage * len(one.rollout.tokens)) for one in samples)
-
-    return credit
+def _mask_of_all_rows(original, samples, *rest, **how):
+    return original([replace(one, in_loss=True) for one in samples], *rest, **how)
 
 
-def _in_a_random_order(original):
-    def credit(groups, *rest, **how):
-        samples = original(groups, *rest, **how)
-        order = np.random.default_rng(3).permutation(len(samples))
-        return tuple(replace(one, advantage=samples[at].advantage) for one, at in zip(samples, order, strict=True))
-
-    return credit
+def _discounted(original, groups, *rest, **how):
+    return tuple(
+        replace(one, advantage=tuple(one.advantage * 0.9**place for place in range(len(one.rollout.tokens)))[::-1])
+        for one in original(groups, *rest, **how)
+    )
 
 
-def _kl_diluted_by_padding(original):
-    def policy_loss(**given):
-        mask_BT, settings = given["mask_BT"], given["settings"]
-        loss = original(**{**given, "settings": replace(settings, kl_coef=0.0)})
-        difference_BT = (given["ref_BT"] - given["new_BT"]).where(mask_BT, 0.0)
-        kl = settings.kl_coef * (difference_BT.expm1() - difference_BT).mean()
-        return replace(loss, total=loss.total + kl, kl=kl.detach())
-
-    return policy_loss
+def _times_the_length(original, groups, *rest, **how):
+    samples = original(groups, *rest, **how)
+    return tuple(replace(one, advantage=one.advantage * len(one.rollout.tokens)) for one in samples)
 
 
-def _no_rate(original):
-    return lambda *given: 0.0
+def _in_a_random_order(original, groups, *rest, **how):
+    samples = original(groups, *rest, **how)
+    order = np.random.default_rng(3).permutation(len(samples))
+    return tuple(replace(one, advantage=samples[at].advantage) for one, at in zip(samples, order, strict=True))
+
+
+def _kl_diluted_by_padding(original, **given):
+    mask_BT, settings = given["mask_BT"], given["settings"]
+    loss = original(**{**given, "settings": replace(settings, kl_coef=0.0)})
+    difference_BT = (given["ref_BT"] - given["new_BT"]).where(mask_BT, 0.0)
+    kl = settings.kl_coef * (difference_BT.expm1() - difference_BT).mean()
+    return replace(loss, total=loss.total + kl, kl=kl.detach())
+
+
+def _no_rate(original, *given):
+    return 0.0
 
 
 FORMS = {
@@ -139,7 +116,7 @@ FORMS = {
             {
                 "assay.policy.probe.with_family": _not_packed,
                 "assay.policy.causal.branch_mask": _first_token_hidden,
-                "assay.policy.causal.CausalPolicy.check_shortcuts": lambda original: lambda policy, *rest: policy,
+                "assay.policy.causal.CausalPolicy.check_shortcuts": _not_checked,
             },
         ),
     ),

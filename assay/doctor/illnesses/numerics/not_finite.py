@@ -78,7 +78,7 @@ def check_curves(curves: Curves) -> Verdict:
     if steps < STEPS or steps < SHARE * total:
         return healthy("updates are not skipped, or seldom", fact)
     return finding(
-        f"in {steps} of {total} steps an update was skipped because something in it was not finite",
+        f"in {steps} of {total} steps, an update was skipped because something in it was not finite",
         fact,
         severity=Severity.HARMFUL if steps < total else None,
         fix="Open one of the dumps of the run with assay doctor: it names the number that is not finite.",

@@ -94,7 +94,7 @@ def _of_network(program: Program, penalty: Penalty, theirs: Value, model: Value)
     is_random = is_own and _is_random(first) and bool(policies) and all(_is_random(policy) for policy in policies)
     is_filled = bool(loads_into(program, model)) or is_touched(program, model) or _is_loaded_from(program, model)
     if is_random and not is_filled:
-        what = "the reference is built anew with random weights, and the policy's are never loaded into it"
+        what = "the reference is newly built with random weights, and the policy's are never loaded into it"
         return Doubt(what, (model.place, core))
     follows = _follows(program, penalty.loss, model)
     if follows is not None:
