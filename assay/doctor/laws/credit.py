@@ -62,7 +62,9 @@ def check_batch(batch: Batch) -> Verdict:
     order = _disorder(batch, rewards_B, recorded_B)
     if order:
         return _broken(batch, recorded_B, order, Confidence.PROVEN)
-    return _broken(batch, recorded_B, "advantages follow from the rewards in no way that is known", Confidence.POSSIBLE)
+    return not_applicable(
+        "advantages are of a formula that is not known here; better answers of a group have better ones"
+    )
 
 
 def _within_rows(batch: Batch) -> Verdict | None:
@@ -142,18 +144,18 @@ def _is_near(recorded_B: Array, values_B: Array, limit: float) -> bool:
 
 
 def _disorder(batch: Batch, rewards_B: Array, recorded_B: Array) -> str:
-    """In every known formula a better reward of a group has a better advantage: true of whatever nobody listed too."""
-    worst: tuple[float, int] | None = None
+    """A finding in words where a better reward of a group has a worse advantage, or equal rewards have different ones:
+    no formula, listed or not, does that."""
+    largest = float(np.abs(recorded_B[np.isfinite(recorded_B)]).max(initial=0.0))
     for rows in groups_of(batch):
         kept = rows[np.isfinite(recorded_B[rows]) & np.isfinite(rewards_B[rows])]
-        for first in kept.tolist():
-            for second in kept.tolist():
-                gap = recorded_B[first] - recorded_B[second]
-                if rewards_B[first] < rewards_B[second] and gap > NEARLY:
-                    worst = max(worst or (0.0, 0), (float(gap), first))
-    if worst is None:
-        return ""
-    return "within a group, an answer with a lower reward has a higher advantage"
+        order = kept[np.argsort(rewards_B[kept], kind="stable")]
+        steps, gaps = np.diff(rewards_B[order]), np.diff(recorded_B[order])
+        if (gaps[steps > 0] < -NEARLY * largest).any():
+            return "within a group, an answer with a lower reward has a higher advantage"
+        if (np.abs(gaps[steps == 0]) > NEARLY * largest).any():
+            return "within a group, answers with the same reward have different advantages"
+    return ""
 
 
 def sick() -> Evidence:

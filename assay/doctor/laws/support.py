@@ -30,6 +30,7 @@ from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.facts.logprobs import completion_places
 from assay.doctor.laws.pattern import describe
 from assay.doctor.recompute.consistent import consistent
+from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 
 
@@ -51,7 +52,7 @@ def check_batch(batch: Batch) -> Verdict:
         return finding(
             f"the mask leaves out {describe(batch, missing_BT, expected_BT)}",
             Fact("sampled tokens that are not in the loss", int(missing_BT.sum()), 0, batch.step, row, token),
-            confidence=_confidence(missing_BT, expected_BT),
+            confidence=_confidence(batch, missing_BT, expected_BT),
         )
     row, token = (int(places[0]) for places in np.nonzero(extra_BT))
     return finding(
@@ -60,7 +61,7 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
-def _left_out(batch: Batch) -> np.ndarray:
+def _left_out(batch: Batch) -> Array:
     """Rows that may be left out whole: cut off where a setting says so, or without a reward."""
     mask_BT, rewards_B, finished_B = batch.need("mask")[0], batch.get("rewards"), batch.get("finished")
     empty_B = ~mask_BT.any(axis=1)
@@ -72,10 +73,15 @@ def _left_out(batch: Batch) -> np.ndarray:
     return empty_B & allowed_B
 
 
-def _confidence(missing_BT: np.ndarray, expected_BT: np.ndarray) -> Confidence:
-    """Whole rows may be left out by a filter that no setting names; a part of a row never is."""
-    partly_B = missing_BT.any(axis=1) & (expected_BT & ~missing_BT).any(axis=1)
-    return Confidence.PROVEN if partly_B.any() else Confidence.LIKELY
+def _confidence(batch: Batch, missing_BT: Array, expected_BT: Array) -> Confidence:
+    """A part of a row is never left out on purpose. Whole rows may be, by a filter that no setting names; those that
+    the limit cut off often are."""
+    missing_B = missing_BT.any(axis=1)
+    if (expected_BT & ~missing_BT)[missing_B].any():
+        return Confidence.PROVEN
+    finished_B = batch.get("finished")
+    is_cut_off = finished_B is not None and not finished_B[missing_B].any()
+    return Confidence.POSSIBLE if is_cut_off else Confidence.LIKELY
 
 
 def sick() -> Evidence:

@@ -74,11 +74,19 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _numbers(update: WatchedUpdate) -> dict[str, Any]:
+    """What was measured of the update; where the optimizer climbs, uphill is the way down for what is minimised."""
+    numbers = dict(update.numbers)
+    if update.maximize and "descent" in numbers:
+        numbers["descent"] = -numbers["descent"]
+    return numbers
+
+
 def batch_of(fields: Mapping[str, Any], update: WatchedUpdate, notes: list[str]) -> Batch | None:
     if fields.get("update", 0) < 0:
         return None  # an optimizer that does not hold the policy
     try:
-        return Batch.of({**fields, **update.numbers}, source=update.source)
+        return Batch.of({**fields, **_numbers(update)}, source=update.source)
     except BatchError as error:
         notes.append(f"{update.source} could not be read as a batch: {error}")
         return None
