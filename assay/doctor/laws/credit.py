@@ -16,7 +16,7 @@ Recompute the row that is named by hand: its reward, minus the mean of its group
     advantages = rewards.view(prompts, group) - rewards.view(prompts, group).mean(1, keepdim=True)
 
 ## When it is wrong
-Advantages by a formula that nobody has told the doctor of: a length bonus, a curriculum weight, a learned baseline.
+Advantages by a formula that the doctor does not know: a length bonus, a curriculum weight, a learned baseline.
 """
 
 from __future__ import annotations
