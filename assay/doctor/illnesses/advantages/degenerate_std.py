@@ -39,7 +39,7 @@ from assay.doctor.evidence import Batch, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
 from assay.doctor.examples import healthy_batch
 from assay.doctor.examples.reward import reward_evidence
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.rewards import EXAMPLES, TOLERANCE, by_problem, reward_groups
 from assay.doctor.recompute.advantages import (
     centring,
@@ -306,6 +306,6 @@ ILLNESS = illness(
     ),
     sick=lambda: _example(residue=0.8, difference=0.02),
     well=lambda: _example(residue=1e-4, difference=0.03),
-    scripts=Scripts(changed(" + 1e-4)", ")"), GRPO),
+    scripts=Scripts(with_change(" + 1e-4)", ")"), GRPO),
     explains=frozenset({"ADV05", "MET05", "NUM03", "RAT07", "LOSS05"}),
 )

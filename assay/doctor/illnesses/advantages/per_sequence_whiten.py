@@ -32,7 +32,7 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples.scripts import with_change
 from assay.doctor.recompute.advantages import row_advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.masks.counts import token_scalings
@@ -126,7 +126,7 @@ def well() -> Evidence:
     return of_batch(consistent(batch, advantages=white_BT, process_rewards=True))
 
 
-SICK = changed(
+SICK = with_change(
     "advantages = advantages.view(-1, 1)\n",
     "advantages = advantages.view(-1, 1) * mask\n"
     "    mean = (advantages * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)\n"

@@ -33,7 +33,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import edited, healthy_batch, of_batch, without_groups
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch, without_groups
 from assay.doctor.examples.scripts import GRPO
 from assay.programs.facts.advantages.advantages import plain, scalings
 from assay.programs.facts.kinds import Kind
@@ -168,7 +168,7 @@ def with_a_critic(batch: Batch, *, whitened_first: bool) -> Batch:
     white_BT = np.where(mask_BT, (raw_BT - raw_BT[mask_BT].mean()) / raw_BT[mask_BT].std(), 0.0)
     returns_BT = np.where(mask_BT, values_BT + (white_BT if whitened_first else raw_BT), 0.0)
     critic = {"values": values_BT, "raw_advantages": raw_BT, "advantages": white_BT, "returns": returns_BT}
-    return edited(batch, **without_groups(batch), **critic)
+    return edit_batch(batch, **without_groups(batch), **critic)
 
 
 WELL = (

@@ -34,7 +34,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import GROUPS, SIZE, B, edited, healthy_batch, of_batch
+from assay.doctor.examples import GROUPS, SIZE, B, edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GRPO
 from assay.doctor.facts.logprobs import row_spans
 from assay.doctor.facts.repeats import values_by_key
@@ -191,7 +191,7 @@ def _with_twins() -> Batch:
 
 def sick() -> Evidence:
     batch = _with_twins()
-    return of_batch(edited(batch, rewards=np.roll(batch.arrays["rewards"], 1)))
+    return of_batch(edit_batch(batch, rewards=np.roll(batch.arrays["rewards"], 1)))
 
 
 WELL = GRPO.replace("import prompts_of, rewards_of", "import answers_of, prompts_of, reward_of").replace(

@@ -32,7 +32,7 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import edited, healthy_batch, of_batch, without_groups
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch, without_groups
 from assay.doctor.recompute.terms import kl_estimates
 from assay.record.batch import Array
 from assay.verdict import (
@@ -145,7 +145,7 @@ def laid_on_tokens(batch: Batch, *, at_the_end: bool) -> Batch:
         laid_BT -= 0.05 * kl_BT
         changes |= {"kl_coef": 0.05, "kl_placement": "reward", "kl_estimator": "k1", "kl": kl_BT}
     laid_BT[np.arange(rows), last_B if at_the_end else np.full(rows, width - 1)] += np.nan_to_num(rewards_B)
-    return edited(batch, **changes, token_rewards=laid_BT, advantages=None)
+    return edit_batch(batch, **changes, token_rewards=laid_BT, advantages=None)
 
 
 ILLNESS = illness(

@@ -34,7 +34,7 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
-from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.examples.reward import reward_evidence
 from assay.doctor.facts.repeats import values_by_key
 from assay.doctor.facts.rewards import MOST, TOLERANCE, reward_groups
@@ -193,7 +193,7 @@ def _one_reward_a_group(rewards: tuple[float, ...]) -> Batch:
     unknown |= dict.fromkeys(("update_norm", "tensors_changed", "tensors_without_gradient", "numbers_changed_share"))
     rewards_B = np.repeat(rewards, len(batch.arrays["rewards"]) // len(rewards))
     nothing = {"advantages": np.zeros(len(rewards_B)), "gradient_norm": 0.0, "kl_coef": 0.0}
-    return edited(batch, rewards=rewards_B, reward_mean=float(rewards_B.mean()), **{**unknown, **nothing})
+    return edit_batch(batch, rewards=rewards_B, reward_mean=float(rewards_B.mean()), **{**unknown, **nothing})
 
 
 def sick() -> Evidence:

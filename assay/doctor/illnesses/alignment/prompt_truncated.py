@@ -31,7 +31,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import GROUPS, PAD, SIZE, edited, healthy_batch, of_batch
+from assay.doctor.examples import GROUPS, PAD, SIZE, edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GENERATE
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.sampling.prompts import prompts_of
@@ -192,7 +192,7 @@ def _example(limit: int) -> Evidence:
     prompts_BP = np.repeat(prompts_GP, SIZE, axis=0)
     # what the model was given holds other prompts: not part of this example
     changes = dict.fromkeys(("input_ids", "attention_mask", "position_ids"))
-    return of_batch(edited(healthy_batch(), prompt_tokens=prompts_BP, prompt_mask=prompts_BP != PAD, **changes))
+    return of_batch(edit_batch(healthy_batch(), prompt_tokens=prompts_BP, prompt_mask=prompts_BP != PAD, **changes))
 
 
 ILLNESS = illness(

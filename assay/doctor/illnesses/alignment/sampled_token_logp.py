@@ -29,7 +29,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.facts.logprobs import both_finite
 from assay.doctor.facts.rounding import dtype_of
 from assay.programs.facts.kinds import PASSES, SCORES, Kind
@@ -197,7 +197,7 @@ def _example(*, likeliest: bool) -> Evidence:
     sampler_BT = batch.arrays["sampler_logprobs"]
     if likeliest:
         sampler_BT = np.where(is_other_BT, likeliest_BT, sampler_BT)
-    return of_batch(edited(batch, sampler_logprobs=sampler_BT, entropy=np.where(mask_BT, 1.5, 0.0)))
+    return of_batch(edit_batch(batch, sampler_logprobs=sampler_BT, entropy=np.where(mask_BT, 1.5, 0.0)))
 
 
 SCRIPT_SICK = """

@@ -33,7 +33,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import LOOP
 from assay.doctor.facts.logprobs import MEAN_LOW_PRECISION, loss_tokens
 from assay.doctor.illnesses.sampling.engine_mismatch import not_the_models_own
@@ -259,7 +259,7 @@ def _moved(lag: int) -> Evidence:
         name: np.where(mask_BT, np.where(inside_BT, np.roll(batch.arrays[name], lag, axis=1), edge_BT), 0.0)
         for name in names
     }
-    return of_batch(edited(batch, **moved))
+    return of_batch(edit_batch(batch, **moved))
 
 
 SICK = LOOP.replace("prompts.shape[1] - 1:-1] / T", "prompts.shape[1]:] / T")

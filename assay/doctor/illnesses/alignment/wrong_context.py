@@ -29,7 +29,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch, scored_behind
+from assay.doctor.examples import SIZE, edit_batch, healthy_batch, of_batch, scored_behind
 from assay.doctor.examples.scripts import LOOP
 from assay.doctor.facts.context import ScoredRow, last_place, rows_as_sampled
 from assay.doctor.illnesses.alignment.attention_mask import has_extra_tokens
@@ -166,7 +166,7 @@ def _prompts_moved_by(groups: int) -> Evidence:
     prompts_BP, mask_BP = (
         np.roll(batch.arrays[name], groups * SIZE, axis=0) for name in ("prompt_tokens", "prompt_mask")
     )
-    return of_batch(edited(batch, **scored_behind(batch, prompts_BP, mask_BP)))
+    return of_batch(edit_batch(batch, **scored_behind(batch, prompts_BP, mask_BP)))
 
 
 SICK = LOOP.replace("    logits = model(ids)[:, prompts.shape[1] - 1:-1] / T", "    logits = model(completions) / T")

@@ -32,8 +32,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import GRADIENTS, KL_COEF, LOSSES, edited, healthy_batch, healthy_curves
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import GRADIENTS, KL_COEF, LOSSES, edit_batch, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.loss import kl_is_placed
 from assay.programs.facts.kl.in_reward import reward_penalties
 from assay.programs.facts.kl.penalties import is_a_penalty, penalties, penalty_sign
@@ -214,7 +214,7 @@ def _flip_kl(batch: Batch) -> Batch:
     gradients = {name: batch.arrays[name] - 2 * pull_BT for name in GRADIENTS}
     losses = dict.fromkeys(LOSSES, batch.number("policy_loss") - batch.number("kl_loss"))
     token_loss_BT = batch.arrays["token_loss"] - 2 * KL_COEF * kl_BT
-    return edited(batch, token_loss=token_loss_BT, **gradients, **losses)
+    return edit_batch(batch, token_loss=token_loss_BT, **gradients, **losses)
 
 
 def _curves(sign: float) -> Curves:
@@ -239,6 +239,6 @@ ILLNESS = illness(
     ),
     sick=lambda: Evidence((_flip_kl(healthy_batch()),), _curves(sign=-1.0)),
     well=lambda: Evidence((healthy_batch(),), _curves(sign=1.0)),
-    scripts=Scripts(sick=changed("(-gain + 0.04 * kl)", "(-gain - 0.04 * kl)"), well=GRPO),
+    scripts=Scripts(sick=with_change("(-gain + 0.04 * kl)", "(-gain - 0.04 * kl)"), well=GRPO),
     explains=frozenset({"LOSS06", "MET02", "KL02"}),
 )

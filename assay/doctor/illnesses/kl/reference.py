@@ -33,8 +33,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import GRADIENTS, LOSSES, edited, healthy_batch, healthy_curves
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import GRADIENTS, LOSSES, edit_batch, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.logprobs import mean_distance
 from assay.doctor.facts.rounding import limit_between_passes
 from assay.programs.facts.kl.reference import Doubt, doubts
@@ -236,7 +236,7 @@ def _with_policy_as_reference(batch: Batch) -> Batch:
     """The reference gives the policy's own numbers: no KL, and a loss of the policy part alone."""
     mask_BT, old_BT, advantages_BT = *batch.need("mask", "old_logprobs"), batch.token_advantages
     gradients_BT = np.where(mask_BT, -advantages_BT, 0.0) / mask_BT.sum()
-    return edited(
+    return edit_batch(
         batch,
         ref_logprobs=old_BT,
         plain_ref_logprobs=batch.arrays["plain_logprobs"],
@@ -264,5 +264,5 @@ ILLNESS = illness(
     ),
     sick=lambda: Evidence((_with_policy_as_reference(healthy_batch()),), healthy_curves(ref_kl=0.0)),
     well=lambda: Evidence((healthy_batch(),), healthy_curves(ref_kl=np.linspace(0.0, 0.01, 60))),
-    scripts=Scripts(sick=changed("copy.deepcopy(policy).eval().requires_grad_(False)", "policy"), well=GRPO),
+    scripts=Scripts(sick=with_change("copy.deepcopy(policy).eval().requires_grad_(False)", "policy"), well=GRPO),
 )

@@ -30,7 +30,7 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.recompute.loss import aggregation_of, is_known_whole, is_part, loss, nearest_loss
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
@@ -127,7 +127,7 @@ def _scaled(factor: float) -> Batch:
     batch = healthy_batch(microbatches=2)
     numbers = {name: factor * batch.numbers[name] for name in ("loss", "policy_loss", "kl_loss", *AGAIN)}
     names = ("gradients", "gradients_split", "gradients_perturbed")
-    return edited(batch, **numbers, **{name: factor * batch.arrays[name] for name in names})
+    return edit_batch(batch, **numbers, **{name: factor * batch.arrays[name] for name in names})
 
 
 ILLNESS = illness(

@@ -35,7 +35,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import IN_PARTS
 from assay.doctor.facts.rounding import gradients_off, loss_limit
 from assay.doctor.illnesses.loss.accumulation import judge_splits
@@ -155,7 +155,7 @@ def _example(*, own_counts: bool) -> Evidence:
     if own_counts:
         for rows in (slice(0, half), slice(half, None)):
             factors_B1[rows] = tokens / mask_BT[rows].sum() / 2
-    return of_batch(edited(batch, gradients_split=gradients_BT * factors_B1))
+    return of_batch(edit_batch(batch, gradients_split=gradients_BT * factors_B1))
 
 
 ILLNESS = illness(

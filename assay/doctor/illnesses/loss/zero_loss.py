@@ -29,7 +29,7 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.facts.trend import STEPS, is_solved, reward_range
 from assay.doctor.illnesses.advantages.zero_signal import answers_differ, is_beyond_luck
 from assay.doctor.illnesses.masks.empty_mask import cannot_be_meant
@@ -292,7 +292,7 @@ def _detached(left: float) -> Batch:
     )
     losses = {name: 0.0 for name in batch.numbers if name.startswith("loss")}
     changed = {} if left else {"tensors_changed": None, "tensors_without_gradient": None, "numbers_changed_share": None}
-    return edited(
+    return edit_batch(
         batch,
         advantages=advantages_B,
         gradients=gradients_BT,

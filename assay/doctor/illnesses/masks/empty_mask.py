@@ -29,7 +29,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import B, edited, healthy_batch, of_batch, of_the_loss
+from assay.doctor.examples import B, edit_batch, healthy_batch, of_batch, of_the_loss
 from assay.doctor.examples.scripts import GRPO
 from assay.programs.facts.masks.counts import count_of, is_guarded
 from assay.programs.facts.masks.masks import Applied, fillings
@@ -154,7 +154,7 @@ def _example(loss: float | None) -> Evidence:
     mask_BT = batch.arrays["mask"].copy()
     mask_BT[[3, 9]] = False  # those that the token limit cut off
     changes = {**of_the_loss(batch), "loss": loss, "loss_again": loss}
-    return of_batch(edited(batch, **changes, mask=mask_BT, mask_truncated=True, sequences=B))
+    return of_batch(edit_batch(batch, **changes, mask=mask_BT, mask_truncated=True, sequences=B))
 
 
 SICK = GRPO.replace("mask = (ends", "mask = ends.any(dim=1, keepdim=True) * (ends").replace(

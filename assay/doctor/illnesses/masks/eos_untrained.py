@@ -35,7 +35,7 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import EOS, healthy_batch, healthy_curves
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.trend import quarter_medians
 from assay.doctor.illnesses.masks.prompt_in_loss import prompts_in_rows
 from assay.doctor.recompute.consistent import consistent
@@ -216,6 +216,6 @@ ILLNESS = illness(
     ),
     sick=lambda: _example(eos_trained=False, truncated=1.0),
     well=lambda: _example(eos_trained=True, truncated=0.2),
-    scripts=Scripts(changed("(ends.cumsum(dim=1) - ends == 0)", "(ends.cumsum(dim=1) == 0)"), GRPO),
+    scripts=Scripts(with_change("(ends.cumsum(dim=1) - ends == 0)", "(ends.cumsum(dim=1) == 0)"), GRPO),
     explains=frozenset({"LOSS06", "MASK06", "MET03", "MET06"}),
 )

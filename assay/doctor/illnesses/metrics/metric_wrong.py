@@ -32,8 +32,8 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import with_change
 from assay.doctor.recompute.terms import kl_estimates
 from assay.programs.facts.metrics import check_labels
 from assay.programs.program import Program
@@ -222,16 +222,16 @@ def _contradictions(curves: Curves) -> Iterator[tuple[str, str, Numbers, Array]]
 def sick() -> Evidence:
     batch = healthy_batch(update=1)
     padded = float(batch.arrays["kl"].mean())
-    return Evidence((edited(batch, kl_mean=padded),), healthy_curves(clipped_share=3.0))
+    return Evidence((edit_batch(batch, kl_mean=padded),), healthy_curves(clipped_share=3.0))
 
 
 def well() -> Evidence:
     batch = healthy_batch(update=1)
     rows = _row_mean(batch.arrays["kl"], batch.arrays["mask"])
-    return Evidence((edited(batch, kl_mean=rows),), healthy_curves(clipped_share=0.9))
+    return Evidence((edit_batch(batch, kl_mean=rows),), healthy_curves(clipped_share=0.9))
 
 
-WELL_SCRIPT = changed(
+WELL_SCRIPT = with_change(
     "        optimizer.step()\n",
     "        optimizer.step()\n        clipped_tokens = (((ratio - 1).abs() > 0.2) * mask).sum()\n"
     '        print({"clip_fraction": (clipped_tokens / mask.sum()).item()})\n',

@@ -28,7 +28,7 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.facts.logprobs import completion_places
 from assay.doctor.facts.trend import SOLVED, STEPS, is_solved
 from assay.doctor.recompute.loss import is_part
@@ -183,7 +183,7 @@ def _with_loss_of(rows: int) -> Batch:
     tokens_BT[:rows] = batch.arrays["tokens"][:rows]
     gone = ("input_ids", "sampled_tokens", "position_ids", "attention_mask", "plain_logprobs")
     changes = {**of_the_loss(batch), **dict.fromkeys(gone), "mask_truncated": True}
-    return edited(batch, mask=mask_BT, finished=finished_B, tokens=tokens_BT, **changes)
+    return edit_batch(batch, mask=mask_BT, finished=finished_B, tokens=tokens_BT, **changes)
 
 
 ILLNESS = illness(

@@ -32,8 +32,8 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
+from assay.doctor.examples.scripts import with_change
 from assay.programs.facts.optimizer.optimizers import optimizers
 from assay.programs.facts.optimizer.precision import is_mixed, precision_of_weights
 from assay.programs.facts.origin import network
@@ -115,11 +115,11 @@ ILLNESS = illness(
         "updates vanish in half precision",
         "small learning rate has no effect in bf16",
     ),
-    sick=lambda: of_batch(edited(healthy_batch(), numbers_changed_share=0.01, dtype="bfloat16")),
-    well=lambda: of_batch(edited(healthy_batch(), numbers_changed_share=0.9, dtype="bfloat16")),
+    sick=lambda: of_batch(edit_batch(healthy_batch(), numbers_changed_share=0.01, dtype="bfloat16")),
+    well=lambda: of_batch(edit_batch(healthy_batch(), numbers_changed_share=0.9, dtype="bfloat16")),
     scripts=Scripts(
-        sick=changed('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.bfloat16)'),
-        well=changed('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.float32)'),
+        sick=with_change('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.bfloat16)'),
+        well=with_change('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.float32)'),
     ),
     explains=frozenset({"OPT02", "LOSS05", "RAT02"}),
 )

@@ -31,8 +31,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import SCORED, edited, healthy_batch, of_batch, of_the_loss
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import SCORED, edit_batch, healthy_batch, of_batch, of_the_loss
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.loss import expected_gradients, without_clip
 from assay.doctor.recompute.match import fit_scale
 from assay.doctor.recompute.terms import loss_settings, terms
@@ -215,10 +215,10 @@ def _one_far(dead: bool) -> Batch:
     advantages_B = batch.arrays["advantages"]
     rows = np.concatenate([np.flatnonzero(advantages_B > 0)[:3], np.flatnonzero(advantages_B < 0)[:1]])
     new_BT[rows, 1] = batch.arrays["old_logprobs"][rows, 1] + 0.4
-    moved = edited(batch, new_logprobs=new_BT, **of_the_loss(batch), **dict.fromkeys(SCORED))
+    moved = edit_batch(batch, new_logprobs=new_BT, **of_the_loss(batch), **dict.fromkeys(SCORED))
     found, settings = terms(moved), loss_settings(moved)
     policy_BT, kl_BT = expected_gradients(moved, without_clip(settings) if dead else settings)
-    return edited(moved, ratio=found.ratio_BT, clipped=found.clipped_BT, gradients=policy_BT + kl_BT)
+    return edit_batch(moved, ratio=found.ratio_BT, clipped=found.clipped_BT, gradients=policy_BT + kl_BT)
 
 
 ILLNESS = illness(
@@ -236,6 +236,6 @@ ILLNESS = illness(
     ),
     sick=lambda: of_batch(_one_far(dead=True)),
     well=lambda: of_batch(_one_far(dead=False)),
-    scripts=Scripts(sick=changed("clipped * advantages)", "ratio * advantages)"), well=GRPO),
+    scripts=Scripts(sick=with_change("clipped * advantages)", "ratio * advantages)"), well=GRPO),
     explains=frozenset({"LOSS06", "CLIP02", "RAT07"}),
 )

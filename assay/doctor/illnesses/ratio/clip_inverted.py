@@ -30,8 +30,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import GRADIENTS, LOSSES, SCORED, edited, healthy_batch, of_batch
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import GRADIENTS, LOSSES, SCORED, edit_batch, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.illnesses.ratio.clip_dead import FIT
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import SURROGATES, expected_gradients, surrogates, without_clip
@@ -182,7 +182,7 @@ def sick() -> Evidence:
     gradients_BT = np.where(alive_BT, -batch.token_advantages * right.ratio_BT, 0.0) / right.mask_BT.sum()
     loss = float(wrong_BT.sum() / right.mask_BT.sum())
     follows = {**dict.fromkeys(GRADIENTS, gradients_BT), **dict.fromkeys((*LOSSES, "policy_loss"), loss)}
-    return of_batch(edited(batch, token_loss=wrong_BT, **follows))
+    return of_batch(edit_batch(batch, token_loss=wrong_BT, **follows))
 
 
 def _moved_batch() -> Batch:
@@ -209,6 +209,6 @@ ILLNESS = illness(
     ),
     sick=sick,
     well=lambda: of_batch(_moved_batch()),
-    scripts=Scripts(sick=changed("torch.min(ratio", "torch.max(ratio"), well=GRPO),
+    scripts=Scripts(sick=with_change("torch.min(ratio", "torch.max(ratio"), well=GRPO),
     explains=frozenset({"LOSS06", "MET02", "MET06", "RAT07"}),
 )

@@ -30,8 +30,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_the_loss
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import edit_batch, healthy_batch, of_the_loss
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.terms import stated_objective
 from assay.grpo import Objective
 from assay.programs.facts.ratio import differences, uses
@@ -178,7 +178,7 @@ def _of_rows(*, divided: bool) -> Batch:
     log_B = np.where(mask_BT, new_BT - old_BT, 0.0).sum(axis=1)
     if divided:
         log_B = log_B / mask_BT.sum(axis=1)
-    return edited(batch, objective="gspo", ratio=np.exp(log_B), **of_the_loss(batch))
+    return edit_batch(batch, objective="gspo", ratio=np.exp(log_B), **of_the_loss(batch))
 
 
 ILLNESS = illness(
@@ -195,7 +195,7 @@ ILLNESS = illness(
     sick=lambda: Evidence((_of_rows(divided=False),)),
     well=lambda: Evidence((_of_rows(divided=True),)),
     scripts=Scripts(
-        sick=changed("torch.exp(new - old)", "torch.exp(((new - old) * mask).sum(1, keepdim=True))"), well=GRPO
+        sick=with_change("torch.exp(new - old)", "torch.exp(((new - old) * mask).sum(1, keepdim=True))"), well=GRPO
     ),
     explains=frozenset({"LOSS06", "RAT07"}),
 )

@@ -34,8 +34,8 @@ import numpy as np
 from assay.config.sections import LossConfig
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import SCORED, edited, healthy_batch, healthy_curves, of_the_loss
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples import SCORED, edit_batch, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples.scripts import with_change
 from assay.doctor.recompute.arrays import plain, tensor
 from assay.doctor.recompute.terms import stated_objective
 from assay.grpo import CORRECTION_MODES, CORRECTIONS, mismatch_weights
@@ -227,11 +227,11 @@ def _with_a_jump(distance: float) -> Batch:
     gone = {**of_the_loss(batch), "ref_logprobs": None, "plain_ref_logprobs": None, "kl_coef": 0.0}
     same_as_old = ("old_logprobs", "sampler_logprobs", "plain_logprobs", "plain_raw_logprobs")
     logprobs = {**dict.fromkeys(same_as_old, old_BT), **dict.fromkeys(("new_logprobs", *SCORED), new_BT)}
-    return edited(batch, ratio=ratio_BT, **gone, **logprobs)
+    return edit_batch(batch, ratio=ratio_BT, **gone, **logprobs)
 
 
 # the log-probs of the engine that sampled come with the rollout, and correct for its distance
-SICK = changed(
+SICK = with_change(
     "    with torch.no_grad():\n",
     "    with torch.no_grad():\n        sampled = score(copy.deepcopy(policy), ids, start)\n",
 )

@@ -36,7 +36,7 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
-from assay.doctor.examples import B, edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples import B, edit_batch, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.examples.reward import reward_evidence
 from assay.doctor.examples.scripts import GRPO
 from assay.doctor.facts.rewards import TOLERANCE, completion_rewards, reads_no_answer
@@ -183,7 +183,7 @@ def _all_worth(reward: float) -> Batch:
     unknown = ("update_norm", "tensors_changed", "tensors_without_gradient", "numbers_changed_share")
     nothing = {"advantages": np.zeros(B), "gradient_norm": 0.0, "kl_coef": 0.0}
     changes = {**of_the_loss(batch), **dict.fromkeys(unknown), **nothing}
-    return edited(batch, rewards=np.full(B, reward), reward_mean=reward, **changes)
+    return edit_batch(batch, rewards=np.full(B, reward), reward_mean=reward, **changes)
 
 
 WELL = (

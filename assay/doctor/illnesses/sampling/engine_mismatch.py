@@ -36,7 +36,7 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import B, edited, healthy_batch, healthy_curves
+from assay.doctor.examples import B, edit_batch, healthy_batch, healthy_curves
 from assay.doctor.facts.logprobs import (
     LARGEST_FLOAT32,
     MEAN_LOW_PRECISION,
@@ -233,7 +233,7 @@ def _noisy(spread: float) -> Evidence:
     noise_BT = np.random.default_rng(3).normal(0.0, spread, size=mask_BT.shape)
     sampler_BT = np.where(mask_BT, np.minimum(batch.arrays["sampler_logprobs"] + noise_BT, 0.0), 0.0)
     curves = healthy_curves(mismatch_mean=spread * math.sqrt(2 / math.pi), mismatch_max=4 * spread)
-    return Evidence((edited(batch, sampler_logprobs=sampler_BT),), curves)
+    return Evidence((edit_batch(batch, sampler_logprobs=sampler_BT),), curves)
 
 
 ILLNESS = illness(

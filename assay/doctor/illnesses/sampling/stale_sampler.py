@@ -39,8 +39,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import with_change
 from assay.doctor.facts.logprobs import mean_distance, versions_behind
 from assay.doctor.facts.rounding import limit_between_passes
 from assay.programs.facts.sampling.stale_copies import samplers
@@ -188,7 +188,7 @@ def _sampled_by(version: int, spread: float) -> Batch:
     mask_BT, old_BT = batch.need("mask", "old_logprobs")
     noise_BT = np.random.default_rng(3).normal(0.0, spread, size=mask_BT.shape)
     sampler_BT = np.where(mask_BT, np.minimum(old_BT + noise_BT, -1e-4), 0.0)
-    return edited(batch, sampler_logprobs=sampler_BT, sampler_versions=np.full(len(mask_BT), version))
+    return edit_batch(batch, sampler_logprobs=sampler_BT, sampler_versions=np.full(len(mask_BT), version))
 
 
 def _growth(last: float) -> Array:
@@ -196,7 +196,7 @@ def _growth(last: float) -> Array:
 
 
 WELL_SCRIPT = (
-    changed("from task", "from copy import deepcopy\nfrom task")
+    with_change("from task", "from copy import deepcopy\nfrom task")
     .replace("optimizer = torch", "sampler = deepcopy(policy).eval()\noptimizer = torch")
     .replace(
         "    ids = policy.generate(", "    sampler.load_state_dict(policy.state_dict())\n    ids = sampler.generate("

@@ -36,7 +36,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import LOOP
 from assay.doctor.facts.logprobs import MEAN_LOW_PRECISION, both_finite, gap_between, versions_behind
 from assay.programs.facts.sampling.draws import Trained, is_greedy, settings_of, trained_draws, weights_of
@@ -278,14 +278,14 @@ def sick() -> Evidence:
     """The engine sampled at 0.7; old and new are those of temperature 1."""
     batch = healthy_batch(temperature=0.7)
     tempered_BT = np.where(batch.arrays["mask"], _sharper(batch.arrays["plain_logprobs"], 0.7), 0.0)
-    return of_batch(edited(batch, plain_logprobs=tempered_BT, sampler_logprobs=tempered_BT))
+    return of_batch(edit_batch(batch, plain_logprobs=tempered_BT, sampler_logprobs=tempered_BT))
 
 
 def well() -> Evidence:
     """The same temperature, and every log-prob is that of 0.7."""
     batch = healthy_batch(temperature=0.7)
     raw_BT = np.where(batch.arrays["mask"], _sharper(batch.arrays["plain_logprobs"], 1 / 0.7), 0.0)
-    return of_batch(edited(batch, plain_raw_logprobs=raw_BT))
+    return of_batch(edit_batch(batch, plain_raw_logprobs=raw_BT))
 
 
 SICK = LOOP.replace(

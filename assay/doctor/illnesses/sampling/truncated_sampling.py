@@ -35,7 +35,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GENERATE
 from assay.doctor.facts.logprobs import both_finite
 from assay.programs.facts.kinds import SCORES, Kind
@@ -235,7 +235,7 @@ def sick() -> Evidence:
     old_BT = batch.arrays["old_logprobs"]
     surviving_BT = 1.0 - 0.1 * (1.0 - np.exp(old_BT))
     sampler_BT = np.where(batch.arrays["mask"], old_BT - np.log(surviving_BT), 0.0)
-    return of_batch(edited(batch, sampler_logprobs=sampler_BT))
+    return of_batch(edit_batch(batch, sampler_logprobs=sampler_BT))
 
 
 ILLNESS = illness(
