@@ -41,7 +41,7 @@ from assay.types import StepRecord
 from assay.verdict import Confidence, Severity, State
 
 BUDGET = 0.01  # share of the run's time; the examinations, which train makes, cost about as much again
-FEW = 10  # first steps after each of which the curves are looked at; then every CURVES_EVERY-th
+FIRST_STEPS = 10  # first steps after each of which the curves are looked at; then every CURVES_EVERY-th
 CURVES_EVERY = 5
 ROLLOUTS_EVERY = 10  # of steps whose rollouts are looked at, beside steps 1, 2, 4, 8, ...
 MOST_FACTS = 4  # shown of a finding
@@ -265,7 +265,7 @@ def is_odd(row: Mapping[str, Any], dtype: str) -> bool:
 
 
 def is_curves_look(step: int) -> bool:
-    return step <= FEW or step % CURVES_EVERY == 0
+    return step <= FIRST_STEPS or step % CURVES_EVERY == 0
 
 
 def is_rollout_look(step: int) -> bool:

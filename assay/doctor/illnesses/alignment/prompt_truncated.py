@@ -45,7 +45,7 @@ from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy,
 LOOKS_UP = frozenset("index find get token_to_id convert_tokens_to_ids piece_to_id PieceToId".split())
 LEAST_WHOLE = 3  # different prompts that end alike: two may do so by chance
 LEAST_ALL = 4  # different prompts, all of one length
-LONG = 16  # tokens: prompts shorter than that are of one length by nature, not by a limit
+LONG_PROMPT = 16  # tokens: prompts shorter than that are of one length by nature, not by a limit
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -102,7 +102,7 @@ def _all_of_one_length(batch: Batch, rows: dict[tuple[int, ...], int], length: i
     fact = Fact("different last tokens", endings, step=batch.step)
     if endings == 1:
         return healthy("all prompts end alike", fact)
-    if length < LONG:
+    if length < LONG_PROMPT:
         return not_applicable("the prompts are short, of one length, and have no common ending")
     return finding(
         f"all {len(rows)} prompts have exactly {length} tokens and end in {endings} different ones: a length limit may "

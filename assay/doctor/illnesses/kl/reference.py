@@ -51,7 +51,7 @@ TOKENS = 20  # fewer loss tokens have no mean, and may be equal by chance
 SETTLED = 3  # steps: a warm-up may begin with a learning rate of 0, so that the first update moves nothing
 FIRST_KL = 1e-2  # of a logged KL at step 1 with one update: bfloat16 rounding gives a tenth of it
 SIGNAL = 0.25  # of the advantages that are not 0: a run with this much signal has moved its weights
-SAME = 1e-9  # of a logged KL: what is left when both sides are the same numbers
+ZERO_KL = 1e-9  # of a logged KL: what is left when both sides are the same numbers
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -82,9 +82,9 @@ def check_curves(curves: Curves) -> Verdict:
     later_N = kl_N[(steps_N >= SETTLED) & np.isfinite(kl_N)]
     if len(later_N) < SETTLED or curves.settings.get("reference_every"):
         return not_enough_data(f"ref_kl of {2 * SETTLED - 1} steps with a reference that is not renewed")
-    fact = Fact("largest ref_kl after the first steps", float(later_N.max()), SAME)
+    fact = Fact("largest ref_kl after the first steps", float(later_N.max()), ZERO_KL)
     moving = curves.has("update_norm") and float(np.nanmax(curves.need("update_norm")[0])) > 0
-    if later_N.max() > SAME or not moving:
+    if later_N.max() > ZERO_KL or not moving:
         return healthy("the KL to the reference leaves 0 as the policy learns", fact)
     return finding(
         f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move",

@@ -34,7 +34,7 @@ from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.recompute.loss import aggregation_of, is_known_whole, is_part, loss, nearest_loss
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
-SAME = 1e-5  # relative: one loss computed twice in float32
+SAME_LOSS = 1e-5  # relative: one loss computed twice in float32
 AGAIN = ("loss_again", "loss_padded", "loss_permuted", "loss_split", "loss_perturbed")
 
 
@@ -99,7 +99,7 @@ def _truncated_rows(batch: Batch) -> Verdict | None:
 def _is_of_these_rows(batch: Batch) -> bool:
     """Whether the trainer got the same loss again from what the batch holds."""
     again = batch.numbers.get("loss_again")
-    return again is not None and abs(again - batch.number("loss")) <= SAME * abs(again)
+    return again is not None and abs(again - batch.number("loss")) <= SAME_LOSS * abs(again)
 
 
 def _unstated(batch: Batch) -> list[str]:

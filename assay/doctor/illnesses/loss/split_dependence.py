@@ -48,7 +48,7 @@ from assay.record.batch import Array
 from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
 
 SAME_FACTOR = 0.01  # factors of all tokens this near to each other are one factor
-SMALL = 1e-3  # of the largest gradient: the factor of a smaller one is mostly rounding
+SMALL_GRADIENT = 1e-3  # of the largest gradient: the factor of a smaller one is mostly rounding
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -129,7 +129,7 @@ def _gradients_differ(batch: Batch) -> Verdict | None:
 
 def _factors(gradients_BT: Array, split_BT: Array) -> Array:
     """split / whole, where the whole is far from 0."""
-    large_BT = np.abs(gradients_BT) > SMALL * np.abs(gradients_BT).max(initial=0.0)
+    large_BT = np.abs(gradients_BT) > SMALL_GRADIENT * np.abs(gradients_BT).max(initial=0.0)
     large_BT &= np.isfinite(split_BT)
     return np.asarray(split_BT[large_BT] / gradients_BT[large_BT])
 

@@ -37,7 +37,7 @@ from assay.doctor.illnesses.metrics.signal_lost import weights_of
 from assay.doctor.recompute.advantages import has_whole_groups, other_kind
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
-NEAR = 1e-3  # of the mean |advantage|
+NEAR_ZERO = 1e-3  # of the mean |advantage|
 NEAREST = 1e-6  # absolute
 ALL = 0.99  # of the loss tokens with an advantage
 NOTHING = 1e-2  # mean importance weight: the loss is then less than a hundredth of what it should be
@@ -54,7 +54,7 @@ def check_batch(batch: Batch) -> Verdict:
     in_loss = batch.token_advantages[mask_BT]
     known = in_loss[np.isfinite(in_loss)]
     size = float(np.abs(known).mean()) if len(known) else 0.0
-    limit = max(NEAREST, NEAR * size)
+    limit = max(NEAREST, NEAR_ZERO * size)
     fact = Fact("loss", loss, limit, batch.step)
     if not abs(loss) <= limit:
         return healthy("the loss is not near 0", fact)

@@ -41,7 +41,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
-FEW = 0.05  # of the numbers; an update in float32 changes nearly all
+FEW_NUMBERS = 0.05  # of the numbers; an update in float32 changes nearly all
 SMALL_RATE = {"bfloat16": 1e-5, "float16": 1e-6}  # Adam moves a weight of 0.02 by that; half a bfloat16 step is 4e-5
 STEPPED = ("Adam", "AdamW", "Adafactor", "NAdam", "RAdam", "Adamax", "Lion", "AdamW8bit", "Adam8bit", "PagedAdamW8bit")
 ADAPTERS = ("get_peft_model", "PeftModel", "prepare_model_for_kbit_training")
@@ -54,11 +54,11 @@ def check_batch(batch: Batch) -> Verdict:
     if not norm > 0 or batch.settings.get("learning_rate", 1.0) == 0:
         return not_applicable("the update has no gradient, or a learning rate of 0")
     facts = (
-        Fact("share of the numbers that changed", share, FEW, batch.step),
+        Fact("share of the numbers that changed", share, FEW_NUMBERS, batch.step),
         Fact("gradient norm", norm),
         Fact("learning rate", batch.settings.get("learning_rate", "not recorded")),
     )
-    if share >= FEW:
+    if share >= FEW_NUMBERS:
         return healthy(f"the update changed {share:.0%} of the trainable numbers", *facts)
     low = batch.settings.get("dtype") in ("bfloat16", "float16")
     tensors, changed = batch.numbers.get("tensors", 1), batch.numbers.get("tensors_changed", 1)

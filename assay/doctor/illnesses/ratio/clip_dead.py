@@ -61,8 +61,8 @@ from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding,
 
 EDGE = 1e-3  # of the ratio: a token this near to the bound may be on either side of it
 FIT = 0.05  # relative distance of the gradients of the other tokens from what they should be
-MOST = 0.5  # of the clipped tokens
-WIDEST = 3.0  # a clip that lets the ratio grow to this, and fall to 0, clips nothing
+HALF = 0.5  # of the clipped tokens
+WIDEST_CLIP = 3.0  # a clip that lets the ratio grow to this, and fall to 0, clips nothing
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -85,16 +85,16 @@ def check_batch(batch: Batch) -> Verdict:
     if residual > FIT or scale <= 0:
         raise Missing("gradients of unclipped tokens that agree with the configured loss")
     left_BT = gradients_BT - scale * kl_BT  # the policy's part, on clipped tokens
-    pushed_BT = clipped_BT & (np.abs(left_BT) > MOST * np.abs(scale * unclipped_BT))
+    pushed_BT = clipped_BT & (np.abs(left_BT) > HALF * np.abs(scale * unclipped_BT))
     pushed_BT &= np.abs(left_BT) > 2 * FIT * np.abs(scale * kl_BT)  # what a KL slightly off leaves
     # an inverted clip (CLIP02) pushes the same tokens, but it also holds others back
     far_BT = others_BT & (policy_BT != 0) & ((ratio_BT < 1 - settings.clip_low) | (ratio_BT > 1 + settings.clip_high))
-    if (far_BT & (np.abs(left_BT) <= MOST * np.abs(scale * policy_BT))).any():
+    if (far_BT & (np.abs(left_BT) <= HALF * np.abs(scale * policy_BT))).any():
         return not_applicable("tokens that no clip may hold back are held back; CLIP02 looks at that")
     pushed, count = int(pushed_BT.sum()), int(clipped_BT.sum())
     row, token = (int(place[0]) for place in np.nonzero(pushed_BT if pushed else clipped_BT))
     fact = Fact("policy gradient of a clipped token", float(left_BT[row, token]), 0.0, batch.step, row, token)
-    if pushed <= MOST * count:
+    if pushed <= HALF * count:
         return healthy(f"{count - pushed} of {count} clipped tokens get no push", fact)
     return finding(
         f"{pushed} of {count} clipped tokens are pushed as if there were no clip",
@@ -157,7 +157,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
                 low, high = bounds(clamp)
                 if low is None or high is None:
                     continue
-                if id(clamp) in flow.inside and _is_paired(clamp, flow) and low <= 0 and high >= WIDEST:
+                if id(clamp) in flow.inside and _is_paired(clamp, flow) and low <= 0 and high >= WIDEST_CLIP:
                     yield finding(
                         f"`{clamp.place.text}` lets the ratio go from {low:g} to {high:g}: it clips nothing",
                         places=(clamp.place,),

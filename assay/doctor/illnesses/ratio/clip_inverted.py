@@ -50,7 +50,7 @@ EDGE = 1e-3  # from the clip range: rounding decides there
 SMALLEST_BOUND = 1.5  # of a ratio: nobody has a delta or a dual clip below
 EXACT = 0.02  # of the gradient without a clip: it is all there or not at all; in between the ratio is another one
 NEARLY_ALL = 0.9  # of the tokens: 16 bits blur some
-MOST = 0.5  # of the tokens: more than half have a gradient, or less than half
+HALF = 0.5  # of the tokens: more than half have a gradient, or less than half
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -152,11 +152,11 @@ def _by_gradients(batch: Batch, outside_BT: Array, clipped_BT: Array) -> Verdict
         return None
     with np.errstate(all="ignore"):
         share_BT = np.where(unclipped_BT != 0, (recorded_BT / scale - kl_BT) / unclipped_BT, 0.0)
-    alive_BT = np.abs(share_BT) > MOST
+    alive_BT = np.abs(share_BT) > HALF
     stopped, passed = seen_BT & clipped_BT, seen_BT & ~clipped_BT
     fact = Fact("tokens outside of the clip range", int(seen_BT.sum()), None, batch.step)
-    leaks = bool(stopped.any()) and float(alive_BT[stopped].mean()) > MOST
-    dead = bool(passed.any()) and float(alive_BT[passed].mean()) < MOST
+    leaks = bool(stopped.any()) and float(alive_BT[stopped].mean()) > HALF
+    dead = bool(passed.any()) and float(alive_BT[passed].mean()) < HALF
     if not leaks and not dead:
         return healthy("the clip stops the gradient on the right side", fact)
     name = "max" if leaks and dead else "unclipped" if leaks else "clamped"

@@ -50,7 +50,8 @@ from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
-ALIKE = 0.8  # correlation of old and sampler: older weights give similar numbers, other tokens or rows do not
+# of old and sampler: older weights give similar numbers, other tokens or rows do not
+LEAST_CORRELATION = 0.8
 CERTAIN_LAG = 2  # versions: a lag of one may be another way to count
 TOKENS = 20  # fewer have no mean
 STEPS = 3  # one before the first update, two after
@@ -165,13 +166,13 @@ def _older_by_its_looks(batch: Batch, judged_BT: Array, mismatch: float, facts: 
     if raw_BT is not None and mean_distance(sampler_BT, raw_BT, judged_BT) < mismatch / 2:
         return not_applicable("the sampler's log-probs are those of another temperature")
     alike = _correlation(old_BT[judged_BT], sampler_BT[judged_BT])
-    if not alike >= ALIKE:
+    if not alike >= LEAST_CORRELATION:
         return not_applicable("the sampler's log-probs are not those of similar weights: other tokens or rows")
     return finding(
         f"the sampler's log-probs are {mismatch:.2g} off on average while the trainer's are right: as if older weights "
         "had sampled",
         *facts,
-        Fact("correlation of old and sampler", alike, ALIKE, batch.step),
+        Fact("correlation of old and sampler", alike, LEAST_CORRELATION, batch.step),
         confidence=Confidence.LIKELY if "correction" in batch.settings else Confidence.POSSIBLE,
     )
 

@@ -143,7 +143,7 @@ def test_truncation_shows_the_surviving_mass():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_missing_mass_has_a_limit(dtype):
     old_BT = np.full((10, 20), -1.0)
-    least = truncated_sampling.LEAST if dtype == "float32" else truncated_sampling.LEAST_LOW_PRECISION
+    least = truncated_sampling.LEAST_MISSING if dtype == "float32" else truncated_sampling.LEAST_MISSING_LOW_PRECISION
     for mass, state in ((1 - 0.9 * least, State.HEALTHY), (1 - 1.1 * least, State.FINDING)):
         batch = batch_of(old_logprobs=old_BT, sampler_logprobs=old_BT - math.log(mass), dtype=dtype, top_p=0.9)
         assert truncated_sampling.check_batch(batch).state is state, mass
