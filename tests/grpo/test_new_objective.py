@@ -12,7 +12,7 @@ from fixtures.small_models import PROMPTS, bigram
 from assay import grpo
 from assay.config import ConfigError, LossConfig, load, to_toml
 from assay.doctor.diagnosis import diagnose
-from assay.doctor.evidence.run import read_run
+from assay.doctor.evidence.run_directory import read_run
 from assay.doctor.examples import edit_batch, healthy_batch
 from assay.doctor.live import LiveDoctor
 from assay.doctor.recompute import gradients, loss, nearest_loss, nearest_ratio

@@ -15,7 +15,7 @@ from assay.cli import app
 from assay.config import Config, RecordConfig, load, to_toml
 from assay.doctor.diagnosis import Diagnosis
 from assay.doctor.evidence.events import LONGEST, sentences_of
-from assay.doctor.evidence.run import read_run
+from assay.doctor.evidence.run_directory import read_run
 from assay.doctor.examples import edit_batch, healthy_batch
 from assay.doctor.illnesses.loss import loss_formula
 from assay.doctor.illnesses.sampling import truncated_sampling

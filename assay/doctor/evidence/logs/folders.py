@@ -13,7 +13,7 @@ from assay.doctor.evidence.logs.document import gather_document, read_document, 
 from assay.doctor.evidence.logs.files import evidence_of, read_file
 from assay.doctor.evidence.logs.series import Gatherer, LogError, as_number
 from assay.doctor.evidence.logs.tfevents import gather_tfevents
-from assay.doctor.evidence.run import STEPS, spread
+from assay.doctor.evidence.run_directory import STEPS, spread
 
 STATE, ARGUMENTS_FILE = "trainer_state.json", "args.json"
 METRICS = ("metrics.jsonl", "metrics.json", "metrics.csv", "log.jsonl", "history.csv", "progress.csv")
