@@ -35,7 +35,7 @@ from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import LOOP
-from assay.doctor.facts.logprobs import MEAN_LOW_PRECISION, loss_tokens
+from assay.doctor.facts.logprobs import loss_tokens
 from assay.doctor.illnesses.sampling.engine_mismatch import not_the_models_own
 from assay.programs.facts.positions import BUILT, Spans, constant, plus
 from assay.programs.facts.sampling.scoring import scorings
@@ -43,6 +43,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import main_input, walk
 from assay.record.batch import Array
+from assay.record.metrics import MEAN_LOW_PRECISION
 from assay.verdict import (
     Confidence,
     Fact,

@@ -37,11 +37,12 @@ from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import SCORED, edit_batch, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.examples.scripts import GRPO, with_change
-from assay.doctor.facts.logprobs import MEAN_LOW_PRECISION, versions_behind
+from assay.doctor.facts.logprobs import versions_behind
 from assay.doctor.facts.rounding import SAME_PASS, dtype_of
 from assay.programs.facts.ratio import differences, scored_apart, uses
 from assay.programs.program import Program
 from assay.record.batch import Array
+from assay.record.metrics import MEAN_LOW_PRECISION
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SHARE = 0.01  # of the loss tokens: below this a few outliers are off, not the arithmetic
