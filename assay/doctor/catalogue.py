@@ -1,4 +1,4 @@
-"""The catalogue: one illness is one file in illnesses/FAMILY/: how it is found, explained and fixed.
+"""The catalogue: one illness is one file in illnesses/FOLDER/: how it is found, explained and fixed.
 
 A file defines one `ILLNESS`. Its docstring is the explanation, with the fixed headings of HEADINGS; `sick` and `well`
 are neighbours: evidence that differs by the smallest change that matters.
@@ -27,7 +27,7 @@ CurvesCheck = Callable[[Curves], Verdict]
 SourceCheck = Callable[[Program], Iterable[Verdict]]
 RunCheck = Callable[[WatchedRun], Iterable[Verdict]]
 RewardCheck = Callable[[RewardTrial], Verdict]
-KINDS = ("curves", "batch", "source", "run")  # of evidence that a run or a script gives; a reward must be called
+KINDS = ("batch", "curves", "source", "run")  # of evidence that a run or a script gives; a reward must be called
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Illness:
     reward: RewardCheck | None = None
     explains: frozenset[str] = frozenset()  # codes whose findings follow from this one
     symptoms: tuple[str, ...] = ()  # what a user sees, in the words that a user types into a search
+    file: str = ""  # where all of it is: assay/doctor/illnesses/...
 
     @property
     def family(self) -> str:
@@ -71,15 +72,16 @@ class Illness:
         return self.reward is not None and not self.looks_at(*KINDS)
 
 
-def illness(file: str, **words: Any) -> Illness:
+def illness(module_name: str, **words: Any) -> Illness:
     """The illness of a file, which calls this with its `__name__` at its end.
 
     The file's docstring is the explanation and its name is the illness's; its functions check_batch, check_curves,
     check_source, check_run and check_reward are the checks. `words` are the other fields.
     """
-    module = sys.modules[file]
+    module = sys.modules[module_name]
     checks: dict[str, Any] = {kind: getattr(module, f"check_{kind}", None) for kind in (*KINDS, "reward")}
-    return Illness(name=file.rpartition(".")[2], explanation=module.__doc__ or "", **checks, **words)
+    name, path = module_name.rpartition(".")[2], f"{module_name.replace('.', '/')}.py"
+    return Illness(name=name, explanation=module.__doc__ or "", file=path, **checks, **words)
 
 
 def one_per_place(check: SourceCheck) -> SourceCheck:

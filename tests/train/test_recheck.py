@@ -14,7 +14,7 @@ from assay.config import ConfigError, from_mapping, load
 from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
-from assay.doctor.evidence.run import read_run
+from assay.doctor.evidence.run_directory import read_run
 from assay.doctor.examples import healthy_batch
 from assay.record import METRICS_FILE, RunError, read_rollouts
 from assay.record.batch_file import write_batch

@@ -33,8 +33,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import GRADIENTS, LOSSES, edited, healthy_batch, healthy_curves
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import GRADIENTS, LOSSES, edit_batch, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.logprobs import mean_distance
 from assay.doctor.facts.rounding import limit_between_passes
 from assay.programs.facts.kl.reference import Doubt, doubts
@@ -51,7 +51,7 @@ TOKENS = 20  # fewer loss tokens have no mean, and may be equal by chance
 SETTLED = 3  # steps: a warm-up may begin with a learning rate of 0, so that the first update moves nothing
 FIRST_KL = 1e-2  # of a logged KL at step 1 with one update: bfloat16 rounding gives a tenth of it
 SIGNAL = 0.25  # of the advantages that are not 0: a run with this much signal has moved its weights
-SAME = 1e-9  # of a logged KL: what is left when both sides are the same numbers
+ZERO_KL = 1e-9  # of a logged KL: what is left when both sides are the same numbers
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -82,9 +82,9 @@ def check_curves(curves: Curves) -> Verdict:
     later_N = kl_N[(steps_N >= SETTLED) & np.isfinite(kl_N)]
     if len(later_N) < SETTLED or curves.settings.get("reference_every"):
         return not_enough_data(f"ref_kl of {2 * SETTLED - 1} steps with a reference that is not renewed")
-    fact = Fact("largest ref_kl after the first steps", float(later_N.max()), SAME)
+    fact = Fact("largest ref_kl after the first steps", float(later_N.max()), ZERO_KL)
     moving = curves.has("update_norm") and float(np.nanmax(curves.need("update_norm")[0])) > 0
-    if later_N.max() > SAME or not moving:
+    if later_N.max() > ZERO_KL or not moving:
         return healthy("the KL to the reference leaves 0 as the policy learns", fact)
     return finding(
         f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move",
@@ -236,7 +236,7 @@ def _with_policy_as_reference(batch: Batch) -> Batch:
     """The reference gives the policy's own numbers: no KL, and a loss of the policy part alone."""
     mask_BT, old_BT, advantages_BT = *batch.need("mask", "old_logprobs"), batch.token_advantages
     gradients_BT = np.where(mask_BT, -advantages_BT, 0.0) / mask_BT.sum()
-    return edited(
+    return edit_batch(
         batch,
         ref_logprobs=old_BT,
         plain_ref_logprobs=batch.arrays["plain_logprobs"],
@@ -264,5 +264,5 @@ ILLNESS = illness(
     ),
     sick=lambda: Evidence((_with_policy_as_reference(healthy_batch()),), healthy_curves(ref_kl=0.0)),
     well=lambda: Evidence((healthy_batch(),), healthy_curves(ref_kl=np.linspace(0.0, 0.01, 60))),
-    scripts=Scripts(sick=changed("copy.deepcopy(policy).eval().requires_grad_(False)", "policy"), well=GRPO),
+    scripts=Scripts(sick=with_change("copy.deepcopy(policy).eval().requires_grad_(False)", "policy"), well=GRPO),
 )

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.programs.facts.ratio import Difference, differences, is_differentiated, uses, without_views
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -113,7 +113,7 @@ ILLNESS = illness(
         "old log-probs carry a gradient",
     ),
     scripts=Scripts(
-        sick=changed(
+        sick=with_change(
             "    with torch.no_grad():\n        old = score(policy, ids, start)\n",
             "    old = score(policy, ids, start)\n    with torch.no_grad():\n",
         ),

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples.scripts import with_change
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.facts.optimizer.ownership import contains, direct_parts, is_network
@@ -196,7 +196,7 @@ def _sums_of_losses(run: WatchedRun) -> Iterator[Verdict]:
                 )
 
 
-WELL = changed("for step in range(100):\n", "losses = []\nfor step in range(100):\n").replace(
+WELL = with_change("for step in range(100):\n", "losses = []\nfor step in range(100):\n").replace(
     "        optimizer.step()\n", "        optimizer.step()\n        losses.append(loss.item())\n"
 )
 
