@@ -88,8 +88,8 @@ def test_the_sides_of_a_surrogate(read):
 def test_what_weighs_the_gradient_is_found_through_the_advantages(read):
     program = read(START + "loss = -(new * adv).mean()\nloss.backward()")
     rewards = [one for one in program.values if one.place.text == "rewards.mean()"]
-    assert id(rewards[-1]) in program.weights
-    assert not [one for one in program.of("forward") if id(one) in program.weights]
+    assert id(rewards[-1]) in program.policy_factor_ids
+    assert not [one for one in program.of("forward") if id(one) in program.policy_factor_ids]
 
 
 def test_reductions_are_kept_in_order(read):
