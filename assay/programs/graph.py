@@ -76,7 +76,9 @@ class Context:
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """One value. `arguments` are named as the operation's documentation names them: see SIGNATURES.
+    """One value. `op` made it: one of SIGNATURES, OPERATIONS or KNOWN_METHODS (read/library.py).
+
+    `arguments` are named as the operation's documentation names them: see SIGNATURES.
 
     In a loop a value may depend on itself: assay.programs.walk goes through it once.
     """
@@ -257,16 +259,16 @@ OPERATIONS = {
     "table": "a dictionary or a namespace",
     "list_repeat": "[x] * n",
     "append": "items.append(x); of a set: add",
-    "items": "of a dictionary, as are keys and values",
-    "keys": "",
-    "values": "",
+    "items": "table.items()",
+    "keys": "table.keys()",
+    "values": "table.values(), where the text shows none",
     "element": "one of what a container, a loop or a result holds",
     "index": "x[...]; a part of what is unpacked",
     "slice": "a:b:c between brackets",
     "setitem": "x after x[...] = value",
     "attribute": "x.name",
     "setattr": "x.name = value",
-    "in_place": "x after x += y or a method that changes it: x.mul_(y)",
+    "in_place": "an event: x += y, or a method that changes x: x.mul_(y)",
     "len": "len(x)",
     # what a loop runs over
     "range": "range(...)",
@@ -285,12 +287,13 @@ OPERATIONS = {
     "in": "x in y",
     "not_in": "x not in y",
     "assert": "assert x",
+    # arithmetic without a signature
     "xor": "x ^ y",
     "shift": "x << y, x >> y",
+    "rsub": "torch.rsub(x, y) is y - x",
     # numbers that stay as they are
     "cast": "the same numbers in another precision, on another device, gathered: CASTS",
     "leave": "out of torch: LEAVES, float(x)",
-    "rsub": "torch.rsub(x, y) is y - x",
     # networks, optimizers, sampling
     "module": "a layer of torch.nn: `name`",
     "pretrained": "a network that transformers loads",
@@ -313,9 +316,9 @@ OPERATIONS_OF_RUNS = {
     "given": "a tensor that was there before it was seen",
     "changed": "a tensor that something else has written into",
     "dot": "torch.dot(x, y)",
-    "empty": "torch.empty(...): its numbers mean nothing, as do those of the next two",
-    "empty_like": "",
-    "new_empty": "",
+    "empty": "torch.empty(...): its numbers mean nothing",
+    "empty_like": "torch.empty_like(x)",
+    "new_empty": "x.new_empty(...)",
     "nonzero": "torch.nonzero(x)",
 }
 

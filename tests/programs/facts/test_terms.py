@@ -43,6 +43,7 @@ SURROGATE, POLICY, KL, ENTROPY = TermKind.SURROGATE, TermKind.POLICY, TermKind.K
         ("-(ratio * adv).mean() + 0.1 * ((new - ref) ** 2).mean()", [(POLICY, -1), (KL, 1)]),
         ("-(ratio * adv).mean() - 0.01 * entropy.mean()", [(POLICY, -1), (ENTROPY, -1)]),
         ("-(ratio * adv).mean() + ((logits - 1) ** 2).mean()", [(POLICY, -1), (TermKind.VALUE, 1)]),
+        ("torch.nn.functional.smooth_l1_loss(logits, returns)", [(TermKind.VALUE, 1)]),
         ("-(ratio.detach() * adv).mean()", [(TermKind.DETACHED, -1)]),
         ("-(ratio.detach() * new * adv).mean()", [(POLICY, -1)]),
         ("(torch.nn.functional.cross_entropy(logits, ids) * adv).mean()", [(POLICY, -1)]),
