@@ -35,7 +35,7 @@ from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.facts.rounding import dtype_of
 from assay.doctor.recompute.advantages import advantages
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.run.roles import MOST, LossPiece
+from assay.programs.run.roles import MOST_BACKWARDS, LossPiece
 from assay.programs.run.rows import picked_rows, takes_rows
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import main_input, walk
@@ -70,7 +70,7 @@ def check_batch(batch: Batch) -> Verdict:
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """Rows of the ids that the policy scores, beside rows of the advantages and of old, by how each was picked."""
-    for piece in (piece for backward in run.backwards[:MOST] for piece in backward.pieces):
+    for piece in (piece for backward in run.backwards[:MOST_BACKWARDS] for piece in backward.pieces):
         ids = picked_rows(piece.forward.input_ids)
         if ids is None or _is_reordered(piece):
             continue

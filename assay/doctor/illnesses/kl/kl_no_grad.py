@@ -39,7 +39,7 @@ from assay.doctor.recompute.terms import loss_settings
 from assay.programs.facts.kl.penalties import is_a_penalty, penalties, policy_and_reference
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.run.origins import above, differences_in
+from assay.programs.run.kinds import above, differences_in
 from assay.programs.run.roles import Flow, flows
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
@@ -128,7 +128,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 def _is_to_reference(run: WatchedRun, left: Value, right: Value) -> bool:
     """Between log-probs of a model that is trained and of one that is not."""
-    forwards = [forward for side in (left, right) if (forward := run.origins.pass_of(side)) is not None]
+    forwards = [forward for side in (left, right) if (forward := run.kinds.pass_of(side)) is not None]
     trained = [run.models[forward.model].is_trained and not forward.adapter_off for forward in forwards]
     return sorted(trained) == [False, True]
 

@@ -39,7 +39,7 @@ from assay.doctor.facts.logprobs import mean_distance
 from assay.doctor.facts.rounding import limit_between_passes
 from assay.programs.facts.kl.reference import Doubt, doubts
 from assay.programs.program import Program
-from assay.programs.run.origins import above, chosen_ids, differences_in
+from assay.programs.run.kinds import above, chosen_ids, differences_in
 from assay.programs.run.roles import Flow, LossPiece, flows
 from assay.programs.run.sight import numbers_of, requires_grad
 from assay.programs.run.watched import WatchedRun
@@ -190,7 +190,7 @@ def _or_one(curves: Curves, name: str) -> Array:
 
 def _policy_as_reference(run: WatchedRun, piece: LossPiece, flow: Flow) -> Iterator[Verdict]:
     """Beside old another set of log-probs of the same tokens by the very weights that are trained."""
-    before = run.origins.pass_of(piece.old_operand)
+    before = run.kinds.pass_of(piece.old_operand)
     if before is None or piece.product is None:
         return
     inside = {id(part) for part in above(piece.product)}
@@ -198,7 +198,7 @@ def _policy_as_reference(run: WatchedRun, piece: LossPiece, flow: Flow) -> Itera
         fixed = right if requires_grad(left) else left
         if id(value) in inside or not requires_grad(value) or requires_grad(fixed):
             continue
-        forward = run.origins.pass_of(fixed)
+        forward = run.kinds.pass_of(fixed)
         if forward is None or forward is before or forward.weights != before.weights or forward.adapter_off:
             continue
         if forward.model == piece.forward.model and run.models[forward.model].is_trained:
@@ -215,12 +215,12 @@ def _differences_of_zero(run: WatchedRun) -> Iterator[Verdict]:
     for value, left, right in differences_in(run.graph.values):
         if requires_grad(left) or requires_grad(right):
             continue
-        mine, theirs = run.origins.pass_of(left), run.origins.pass_of(right)
+        mine, theirs = run.kinds.pass_of(left), run.kinds.pass_of(right)
         if mine is None or theirs is None or mine is theirs or id(mine) in samplers or id(theirs) in samplers:
             continue
         if mine.model != theirs.model or mine.weights != theirs.weights or mine.adapter_off or theirs.adapter_off:
             continue
-        tokens, their_tokens = chosen_ids(left, run.origins), chosen_ids(right, run.origins)
+        tokens, their_tokens = chosen_ids(left, run.kinds), chosen_ids(right, run.kinds)
         if tokens is None or their_tokens is None or not np.array_equal(tokens, their_tokens):
             continue
         numbers = numbers_of(value)

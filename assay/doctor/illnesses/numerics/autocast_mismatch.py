@@ -114,7 +114,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
     for piece in (piece for backward in run.backwards[:BACKWARDS] for piece in backward.pieces):
         mine = piece.forward
         for name, logprobs in (("old", piece.old_operand), ("reference", piece.ref)):
-            other = run.origins.pass_of(logprobs)
+            other = run.kinds.pass_of(logprobs)
             if other is None or id(other) in samplers:
                 continue
             if mine.value.context.autocast != other.value.context.autocast and _dtype(mine) != _dtype(other):

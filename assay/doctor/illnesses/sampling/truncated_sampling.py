@@ -44,8 +44,7 @@ from assay.programs.facts.sampling.draws import is_greedy, settings_of, shown_nu
 from assay.programs.facts.sampling.scoring import is_off, number_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.run.draws import MOST as MOST_DRAWS
-from assay.programs.run.draws import chain, cut_settings, draw_weights, is_trained_on, shown_settings
+from assay.programs.run.draws import MOST_DRAWS, chain, cut_settings, draw_weights, is_trained_on, shown_settings
 from assay.programs.run.roles import is_corrected
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import peel, walk

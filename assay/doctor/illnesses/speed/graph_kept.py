@@ -35,13 +35,13 @@ from assay.programs.facts.sampling.samplers import is_trained
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
-from assay.programs.run.origins import above
+from assay.programs.run.kinds import above
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
 from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
-NUMBERS = ("mean", "sum", "div", "add", "sub", "mul", "neg", "mse_loss", "cross_entropy", "masked_mean")
+NUMBERS = ("mean", "sum", "div", "add", "sub", "mul", "neg", "mse_loss", "cross_entropy")
 POLICIES = (TermKind.SURROGATE, TermKind.POLICY)
 HARMLESS = frozenset("mean sum len leave string index element append tensor std max min table".split())
 KEPT = 3  # earlier updates whose numbers are still alive with a graph: one or two may be on their way out
