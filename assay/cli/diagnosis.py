@@ -159,7 +159,7 @@ def verify(
 
     progress = ProgressLine()
     try:
-        found = verification.verify(run, on_file=lambda name: progress.show(f"reading {name}"))
+        found = verification.verify(run, on_file=lambda name: progress.show(f"reading {name}", at_once=True))
     finally:
         progress.clear()
     if as_json:

@@ -17,7 +17,7 @@ from typing import Any
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Place, Severity, Verdict
+from assay.verdict import Place, Severity, State, Verdict
 
 HEADINGS = ("What it checks", "Why it hurts", "How to fix it", "When it is wrong")
 
@@ -85,14 +85,16 @@ def illness(module_name: str, **words: Any) -> Illness:
 
 
 def one_per_place(check: SourceCheck) -> SourceCheck:
-    """A check that gives one verdict for each place, the first: a function that is called twice is read twice."""
+    """A check that gives each place at most one finding and one other verdict: a function that is called twice is read
+    twice."""
 
     @wraps(check)
     def first_verdicts(program: Program) -> Iterator[Verdict]:
-        seen: set[tuple[Place, ...]] = set()
+        seen: set[tuple[bool, tuple[Place, ...]]] = set()
         for verdict in check(program):
-            if verdict.places[:1] not in seen:
-                seen.add(verdict.places[:1])
+            key = verdict.state is State.FINDING, verdict.places[:1]
+            if key not in seen:
+                seen.add(key)
                 yield verdict
 
     return first_verdicts

@@ -54,7 +54,7 @@ def check_batch(batch: Batch) -> Verdict:
     lost = [row for row in rows if row.places is None]
     if lost:
         causes = [_cause(row, rows) for row in lost]
-        usual = max(set(causes), key=causes.count)
+        usual = max(dict.fromkeys(causes), key=causes.count)
         first = lost[causes.index(usual)]
         return finding(
             f"{len(lost)} of {len(rows)} rows were not scored as prompt + completion; in {causes.count(usual)} of them "

@@ -53,7 +53,7 @@ def check_batch(batch: Batch) -> Verdict:
     if not logged:
         raise Missing("kl_mean, clipped_share or reward_mean")
     rows = len(batch.arrays.get("mask", ()))
-    if rows and batch.settings.get("sequences", rows) != rows:
+    if "mask" in batch.arrays and batch.settings.get("sequences", rows) != rows:
         raise Missing("the rows of the whole update, of which this is a part")
     close = CLOSE_NUMBERS.get(batch.settings.get("dtype", "float32"), CLOSE_NUMBERS["float32"])
     agreed: list[Fact] = []

@@ -125,7 +125,11 @@ def _check_ratio(batch: Batch, mask_BT: Array, old_BT: Array) -> Verdict:
     recorded = None if ratio is None else float(ratio[row] if ratio.ndim == 1 else ratio[row, token])
     is_cut = recorded is not None and np.isfinite(recorded) and recorded < np.exp(LARGE_LOG_RATIO)  # before it is used
     if not largest > limit or is_cut:
-        return healthy("no ratio is out of bounds", Fact("largest new - old", largest, LARGE_LOG_RATIO, batch.step))
+        finite = log_ratio_BT[np.isfinite(log_ratio_BT)]
+        return healthy(
+            "no ratio is out of bounds",
+            Fact("largest new - old", float(finite.max(initial=-np.inf)), LARGE_LOG_RATIO, batch.step),
+        )
     far = int((log_ratio_BT > limit).sum())
     used = "" if recorded is None else f"; the ratio that went into the loss is {recorded:.2g}"
     return finding(

@@ -77,7 +77,7 @@ def check_batch(batch: Batch) -> Verdict:
     repeats = _rare_repeats([row for group in mixed for row in group], rows, chances_B)
     fact = Fact("improbable completions that come again", len(repeats), FEWEST_REPEATS, batch.step)
     if len(repeats) < FEWEST_REPEATS:
-        return healthy("completions that come twice are probable ones", fact)
+        return healthy("no completion comes twice, except probable ones", fact)
     row, first = repeats[0]
     return finding(
         f"{len(repeats)} of {len(rows)} completions repeat another row although their probability is below "
