@@ -37,7 +37,7 @@ from assay.record.batch import Array, Batch
 from assay.record.settings import settings_of
 from assay.train.examined_rows import chosen_rows, logprobs_by_row, part_of, plan, score_otherwise
 from assay.train.progress import Progress, StepInProgress
-from assay.train.run.randomness import unmoved_generators
+from assay.train.randomness import unmoved_generators
 from assay.train.step import learner as learning
 from assay.train.step.learner import Learner
 from assay.types import Microbatch, Minibatch, StopReason, Update

@@ -28,8 +28,8 @@ from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, check_room, 
 from assay.policy.probe import open_policy, rejoin_family, vocabulary_of
 from assay.train.loop import train
 from assay.train.progress import Progress
+from assay.train.randomness import derived_seed
 from assay.train.run.budget import budgeted
-from assay.train.run.randomness import derived_seed
 from assay.train.show.clock import StageClock
 from assay.train.show.display import Display
 from assay.train.step.credit import advantages_of

@@ -11,7 +11,7 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.probe import examine_policy
 from assay.train.run.budget import budgeted
-from assay.train.run.machine import set_up
+from assay.train.run.cpu import set_up
 from assay.train.step.credit import credit
 from assay.train.step.learner import Learner
 from assay.train.step.pack import cut

@@ -16,7 +16,7 @@ from assay.rewards import Reward
 from assay.tasks import Task
 from assay.train.evaluate.evaluate import evaluate
 from assay.train.progress import Progress, StepInProgress
-from assay.train.run.machine import starvation
+from assay.train.run.cpu import starvation
 from assay.train.show.clock import StageClock
 from assay.train.show.completions import table_of, table_steps
 from assay.train.show.display import Display

@@ -43,6 +43,7 @@ from assay.train.evaluate.export import publish
 from assay.train.failure import RunFailed
 from assay.train.loop import train
 from assay.train.progress import CollectedGroups, Progress, StepInProgress
+from assay.train.randomness import derived_seed, seed_global_generators
 from assay.train.run import checkpoint
 from assay.train.run.best import BestPolicy, StoppedEarly
 from assay.train.run.budget import budgeted
@@ -58,10 +59,9 @@ from assay.train.run.changes import (
     with_changes,
     with_packing_of,
 )
+from assay.train.run.cpu import set_up, settled
 from assay.train.run.interrupt import Interrupt, Interrupted
-from assay.train.run.machine import set_up, settled
 from assay.train.run.opening import few_heldout, opening_facts, with_rate
-from assay.train.run.randomness import derived_seed, seed_global_generators
 from assay.train.run.recorder import Recorder
 from assay.train.run.saver import KINDS, Saver
 from assay.train.run.seed import ADAPTER, SEED, Seed, inherit, open_seeded, open_source, write_seed

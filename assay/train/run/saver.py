@@ -17,9 +17,9 @@ from assay.config import Config, to_mapping
 from assay.record import RunDirectory
 from assay.train.failure import RunFailed
 from assay.train.progress import Progress, StepInProgress, from_checkpoint, to_checkpoint
+from assay.train.randomness import restore_global_generators, save_global_generators
 from assay.train.run import checkpoint
 from assay.train.run.interrupt import Interrupt
-from assay.train.run.randomness import restore_global_generators, save_global_generators
 from assay.train.run.saved_weights import check_frozen, fingerprint_of_frozen, put_weights
 from assay.train.step.learner import Learner
 from assay.types import Group, Minibatch, Sample

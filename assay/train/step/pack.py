@@ -18,7 +18,7 @@ from torch import Tensor
 from assay.config import Config
 from assay.policy.padding import Array, inside, pad_rows
 from assay.policy.policy import Packing, Policy
-from assay.train.run.randomness import derived_seed
+from assay.train.randomness import derived_seed
 from assay.types import Microbatch, Minibatch, Sample, Totals
 
 
