@@ -136,7 +136,7 @@ def test_what_is_longer_than_the_window_is_said_once_by_whoever_meets_it_first()
             "by the portable path, slowly"
         )
         policy.logprobs(beyond.inputs)
-        roll_out(replace(policy, recompute=True), 5)
+        roll_out(replace(policy, checkpointing=True), 5)
         assert said == [sentence]
 
 
