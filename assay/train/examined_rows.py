@@ -52,13 +52,13 @@ def plan(weights: int, samples: int, *, has_reference: bool) -> Plan:
     return Plan(max(LEAST_ROWS_LARGE, affordable(PASSES_LARGE, FEW)), FEW, cuts_groups=True)
 
 
-def chosen_rows(minibatch: Minibatch, work: StepInProgress, plan: Plan) -> list[int]:
+def chosen_rows(minibatch: Minibatch, current: StepInProgress, plan: Plan) -> list[int]:
     """Samples to examine: whole groups in the order of the step, as far as they are in the update. If none of them has
     a signal and another group has, that one takes the place of the last. Of a group that is larger than the plan those
     with the lowest and the highest advantages are taken, where it may be cut."""
     present = {row for batch in minibatch.microbatches for row in batch.rows}
     groups, first = [], 0
-    for group in work.collected.groups:
+    for group in current.collected.groups:
         rows = [row for row in range(first, first + len(group.rollouts)) if row in present]
         first += len(group.rollouts)
         if rows:
@@ -69,13 +69,13 @@ def chosen_rows(minibatch: Minibatch, work: StepInProgress, plan: Plan) -> list[
             chosen.append(rows)
 
     def has_signal(rows: Sequence[int]) -> bool:
-        return any(np.any(work.samples[row].advantage) for row in rows)
+        return any(np.any(current.samples[row].advantage) for row in rows)
 
     if not any(map(has_signal, chosen)):
         chosen[-1] = next((rows for rows in groups if has_signal(rows)), chosen[-1])
     wanted = [row for rows in chosen for row in rows]
     if plan.cuts_groups and len(wanted) > plan.rows:
-        ordered = sorted(wanted, key=lambda row: float(np.mean(work.samples[row].advantage)))
+        ordered = sorted(wanted, key=lambda row: float(np.mean(current.samples[row].advantage)))
         low = (plan.rows + 1) // 2
         wanted = ordered[:low] + ordered[len(ordered) - plan.rows + low :]
     return sorted(wanted)

@@ -277,7 +277,7 @@ def test_weights_that_all_learn_are_counted_too(examined):
     assert batch.number("numbers_changed_share") > 0.9
 
 
-def work_of(groups, signal):
+def step_of(groups, signal):
     """Groups of 4 rollouts each; those in `signal` have advantages."""
     made, samples = [], []
     for number in range(groups):
@@ -307,9 +307,9 @@ def work_of(groups, signal):
     ],
 )
 def test_whole_groups_are_examined_as_far_as_they_are_paid_for(groups, signal, wanted):
-    work, minibatch = work_of(groups, signal)
+    current, minibatch = step_of(groups, signal)
     rows = [4 * group + index for group in wanted for index in range(4)]
-    assert chosen_rows(minibatch, work, plan(1, len(work.samples), has_reference=False)) == rows
+    assert chosen_rows(minibatch, current, plan(1, len(current.samples), has_reference=False)) == rows
 
 
 def test_active_dropout_is_counted_and_a_silent_one_is_not():

@@ -57,7 +57,7 @@ class Recorder:
         self.directory.append_step(step, keep=self.config.record.rollouts, extremes=self.config.record.extremes)
         row, timings = metrics_row(step), timings_row(step)
         self.sinks.step(row)
-        if self.watch:
+        if self.watch.is_watched:
             self.watch.step(step, row, timings)
         else:
             self._report_inexact_numbers(row)

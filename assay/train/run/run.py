@@ -312,7 +312,7 @@ class TrainingProcess:
 
     def _summarize(self, trusted: str) -> None:
         seconds = time.perf_counter() - self.began
-        watched = {"doctor_seconds": self.watch.seconds} if self.watch else {}
+        watched = {"doctor_seconds": self.watch.seconds} if self.watch.is_watched else {}
         self.directory.append_event("finished", seconds=seconds, **watched)
         path, is_early = self.directory.path, self.saver.steps_done < self.config.run.steps
         self.display.summary(
