@@ -290,6 +290,16 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class Learned:
+    """An update, and the log-probs of `new` that it saw, one tensor per micro-batch."""
+
+    update: Update
+    new_logprobs: tuple[Tensor, ...]
+    loss_seconds: float
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One step as it is written to the run directory. Plain Python throughout."""
 

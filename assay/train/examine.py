@@ -177,7 +177,7 @@ class Examination:
             advantages_BT=part.tensors["advantages"],
             mask_BT=part.tensors["mask"],
             totals=self.minibatch.totals,
-            settings=self.learner.loss,
+            settings=self.learner.loss_settings,
         )
 
     def _ask_the_loss(self) -> tuple[dict[str, float], dict[str, Array]]:
@@ -241,7 +241,7 @@ class Examination:
         return numbers | dict(probes)
 
     def _settings(self, update: Update) -> dict[str, Any]:
-        totals, objective = self.minibatch.totals, OBJECTIVES[self.learner.loss.objective]
+        totals, objective = self.minibatch.totals, OBJECTIVES[self.learner.loss_settings.objective]
         settings = settings_of(self.config) | {
             "eos_ids": tuple(self.learner.policy.eos_ids),
             "process_rewards": any(score.steps for group in self.current.collected.groups for score in group.scores),

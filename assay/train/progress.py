@@ -15,12 +15,12 @@ from typing import Any
 from torch import Tensor
 
 from assay.machine.secrets import without_secrets
-from assay.train.step.learner import Learned
 from assay.types import (
     NO_SIGNAL,
     FrozenBatch,
     FrozenLogprobs,
     Group,
+    Learned,
     Minibatch,
     Prompt,
     Rollout,

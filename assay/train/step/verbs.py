@@ -23,11 +23,11 @@ from assay.train.show.display import describe_scores
 from assay.train.step.choose import choose
 from assay.train.step.credit import credit
 from assay.train.step.failed_rewards import FailedRewards
-from assay.train.step.learner import Learned, Learner
+from assay.train.step.learner import Learner
 from assay.train.step.pack import cut
 from assay.train.step.score import reward_weights, score
 from assay.train.watch import RunWatch
-from assay.types import FrozenBatch, Group, Minibatch, Prompt, Rollout, Sample, Update
+from assay.types import FrozenBatch, Group, Learned, Minibatch, Prompt, Rollout, Sample, Update
 
 
 class PromptSource(Protocol):
