@@ -15,7 +15,7 @@ from torch import Tensor
 from assay.config import Config
 from assay.policy.policy import Policy
 from assay.train.progress import StepInProgress
-from assay.train.step.pack import packed_for
+from assay.train.step.pack import pack_for_policy
 from assay.types import Microbatch, Minibatch, Sample
 
 MOST_ROWS = 16
@@ -109,7 +109,7 @@ def score_otherwise(
 def pack_one(policy: Policy, config: Config, samples: Sequence[Sample], rows: Sequence[int]) -> Microbatch:
     """These rows in one forward pass, as the trainer packs them."""
     one_pass = replace(config, optimizer=replace(config.optimizer, microbatches=1, pass_tokens=0))
-    (minibatch,) = packed_for(policy, one_pass, samples, rows, minibatches=1)
+    (minibatch,) = pack_for_policy(policy, one_pass, samples, rows, minibatches=1)
     return minibatch.microbatches[0]
 
 

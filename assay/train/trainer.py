@@ -35,7 +35,7 @@ from assay.train.show.display import Display
 from assay.train.step.credit import advantages_of
 from assay.train.step.failed_rewards import FailedRewards
 from assay.train.step.learner import Learner
-from assay.train.step.verbs import StepStages
+from assay.train.step.verbs import StepVerbs
 from assay.train.trainer_step import CallerPrompts, CallerReward, Stats, StepStats
 from assay.train.user_checks import check_problems, check_tensors, numbers, short
 from assay.types import Prompt, Rollout, Totals
@@ -300,7 +300,7 @@ class GRPOTrainer:
         config = replace(self.config, rollout=replace(self.config.rollout, prompts=len(prompts)))
         source = CallerPrompts(prompts, config.run.seed)
         reward = CallerReward(self._reward, config.reward.max_failed, config.reward.timeout, self.policy.device)
-        verbs = StepStages(config, self.learner, self.engine, source, reward, FailedRewards(config), clock)
+        verbs = StepVerbs(config, self.learner, self.engine, source, reward, FailedRewards(config), clock)
         stats = StepStats(config, clock)
         train(verbs.stages(stats.record, stats.safe_point), replace(self.progress, step=step, update=0), None, step + 1)
         self.progress = stats.progress

@@ -14,13 +14,13 @@ from assay.llama.packed import Segment
 from assay.policy.causal import CausalPolicy
 from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.probe import examine_policy, rejoin_family, with_family
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 
 CPU = torch.device("cpu")
 
 
 def batch_of(samples, share_prompts=Sharing.ALWAYS, window=None):
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,

@@ -14,12 +14,12 @@ from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.load import with_adapter
 from assay.policy.probe import examine_policy
 from assay.train.step.learner import Learner
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 
 
 def batch_of(share_prompts=False):
     samples = uneven_samples()
-    return pack(
+    return pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,

@@ -19,7 +19,7 @@ from assay.train.examined_rows import chosen_rows, plan
 from assay.train.progress import CollectedGroups, StepInProgress
 from assay.train.run import run
 from assay.train.step import learner
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 from assay.train.watch import DoctorStop
 from assay.types import FrozenBatch, Group, Score
 
@@ -285,7 +285,7 @@ def step_of(groups, signal):
         own = [sample(number, (2, 3), (4, EOS_ID), size if half else -size) for half in (0, 0, 1, 1)]
         samples += own
         made.append(Group(own[0].prompt, tuple(one.rollout for one in own), (Score.of({"r": 0.0}),) * 4))
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,

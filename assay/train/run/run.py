@@ -72,8 +72,8 @@ from assay.train.step.choose import NoSignal
 from assay.train.step.draw import TaskPrompts
 from assay.train.step.failed_rewards import FailedRewards, RewardFailed
 from assay.train.step.learner import Learner
-from assay.train.step.pack import cut
-from assay.train.step.verbs import StepStages
+from assay.train.step.pack import pack_step
+from assay.train.step.verbs import StepVerbs
 from assay.train.watch import DoctorStop, RunWatch, Watcher
 
 # what ends a run with a sentence for the user
@@ -216,7 +216,7 @@ class TrainingProcess:
             config, task, reward, learner, engine, directory, display, self.sinks, watch, failures, clock
         )
         prompts = TaskPrompts(task, policy, config)
-        self.verbs = StepStages(
+        self.verbs = StepVerbs(
             config, learner, engine, prompts, reward, failures, clock, display.say, watch, recorder.dump
         )
         seed_global_generators(derived_seed(config.run.seed, "global"))
@@ -260,7 +260,7 @@ class TrainingProcess:
         path, display, steps = self.directory.path, self.display, self.config.run.steps
         as_saved = with_packing_of(self.config, saved)
         progress, current = self.saver.restore(
-            saved, self.verbs.credit, lambda samples, progress: cut(samples, as_saved, progress.step, self.policy)
+            saved, self.verbs.credit, lambda samples, progress: pack_step(samples, as_saved, progress.step, self.policy)
         )
         self.directory.rewind(progress.step)
         forget_answers(path, progress.step)

@@ -115,7 +115,7 @@ class Saver:
         self,
         saved: checkpoint.Checkpoint,
         credit: Callable[[Sequence[Group]], tuple[Sample, ...]],
-        cut: Callable[[Sequence[Sample], Progress], tuple[Minibatch, ...]],
+        pack: Callable[[Sequence[Sample], Progress], tuple[Minibatch, ...]],
     ) -> tuple[Progress, StepInProgress | None]:
         """Restores weights, optimizer and generators; returns the saved progress."""
         learner, device = self.learner, self.learner.policy.device
@@ -135,7 +135,7 @@ class Saver:
                 {name: tensor.to(device) for name, tensor in saved.tensors["work"].items()},
                 saved.state["work"],
                 credit,
-                lambda samples: cut(samples, progress),
+                lambda samples: pack(samples, progress),
                 self.config.optimizer.epochs,
             )
         self._latest, self._saved = (progress, current), (progress, current is not None)
