@@ -46,7 +46,7 @@ Answer = TypeVar("Answer")
 
 
 class Examination:
-    """An Observer of one update. `failure` is a sentence if something could not be measured; the update goes on."""
+    """An UpdateObserver of one update. `failure` is a sentence if something could not be measured; the update goes on."""
 
     def __init__(
         self, config: Config, learner: Learner, current: StepInProgress, progress: Progress, *, thorough: bool = True
@@ -167,7 +167,8 @@ class Examination:
         return logprobs_by_row(self.learner.policy, batch)
 
     def _loss_of(self, part: Part) -> Loss:
-        """By `policy_loss` as the learner knows it."""
+        # looked up in the learner's module at each call: a plant (proof/plants/runs/) replaces it there, and the
+        # examination must measure the replaced one
         return learning.policy_loss(  # type: ignore[attr-defined]
             new_BT=part.tensors["new_logprobs"],
             old_BT=part.tensors["old_logprobs"],

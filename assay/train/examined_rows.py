@@ -19,9 +19,9 @@ from assay.train.step.pack import pack_for_policy
 from assay.types import Microbatch, Minibatch, Sample
 
 MOST_ROWS = 16
-LEAST_ROWS = 8  # of a step that is so small that nobody notices what they cost
+LEAST_ROWS = 8  # in a small step these cost nothing that is noticed
 PASSES = 1.5  # forward passes of the step that the questions to the model may cost
-LARGE = 20_000_000  # weights from which on everybody notices what a pass costs
+LARGE = 20_000_000  # models with more weights than this are large: one pass is noticeable
 LEAST_ROWS_LARGE, PASSES_LARGE = 4, 0.5  # of such a model: a run has some 20 steps of 6 passes or more
 ALL, FEW = 5, 3  # questions to a policy: plain log-probs, scored again, padded; and, of all, permuted and alone
 LONGER = 8  # tokens by which a dummy row is longer than the rows that are to be padded

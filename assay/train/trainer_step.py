@@ -127,7 +127,7 @@ class StepStats:
     def record(self, current: StepInProgress, progress: Progress) -> None:
         has_reference = self.config.needs_reference
         record = StepRecord(
-            step=progress.step,
+            step=progress.step,  # here the caller numbers the steps; `assay train` counts from 1
             policy_version=progress.policy_version,
             groups=current.collected.groups,
             samples=current.samples,
