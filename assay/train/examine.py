@@ -46,7 +46,7 @@ Answer = TypeVar("Answer")
 
 
 class Examination:
-    """An UpdateObserver of one update. `failure` is a sentence if something could not be measured; the update goes on."""
+    """An UpdateObserver. `failure` is a sentence if something could not be measured; the update goes on."""
 
     def __init__(
         self, config: Config, learner: Learner, current: StepInProgress, progress: Progress, *, thorough: bool = True
