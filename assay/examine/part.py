@@ -19,7 +19,7 @@ from assay.record.batch import Array
 class Part:
     """One micro-batch: tensors by the names of record/batch.py, [B, T], or [B] with one number per row.
 
-    Of a script whose tensors were copied while it ran they are arrays."""
+    For a watched script these are numpy arrays."""
 
     rows: tuple[int, ...]  # numbers of its rows among all rows that were sampled together
     tensors: Mapping[str, Any]

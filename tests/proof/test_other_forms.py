@@ -108,7 +108,10 @@ FORMS = {
     "the engine has a T of its own": ("SAMP01", Plant((), {GENERATE: _engine_with_a_temperature_of_its_own})),
     "the engine goes on behind EOS": ("MASK02", Plant((), {GENERATE: _goes_on_behind_eos})),
     "the mask is one token late": ("MASK02", Plant((), {TENSORS: _mask_one_token_late})),
-    "a prompt's first token comes twice": ("ALGN03", Plant((), {"assay.train.step.verbs.cut": _first_token_twice})),
+    "a prompt's first token comes twice": (
+        "ALGN03",
+        Plant((), {"assay.train.step.verbs.pack_step": _first_token_twice}),
+    ),
     "a prompt's first token is hidden": (
         "ALGN05",
         Plant(

@@ -16,7 +16,7 @@ from assay.rewards import Reward
 from assay.tasks import Task
 from assay.train.evaluate.evaluate import evaluate
 from assay.train.progress import Progress, StepInProgress
-from assay.train.run.machine import starvation
+from assay.train.run.cpu import starvation
 from assay.train.show.clock import StageClock
 from assay.train.show.completions import table_of, table_steps
 from assay.train.show.display import Display
@@ -53,7 +53,7 @@ class Recorder:
         self.directory.append_step(step, keep=self.config.record.rollouts, extremes=self.config.record.extremes)
         row, timings = metrics_row(step), timings_row(step)
         self.sinks.step(row)
-        if self.watch:
+        if self.watch.is_watched:
             self.watch.step(step, row, timings)
         else:
             self._report_inexact_numbers(row)

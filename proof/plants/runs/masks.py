@@ -81,7 +81,7 @@ def _mask_after_exp(original, *, new_BT, old_BT, mask_BT, **how):
 PLANTS: dict[str, Plant] = {
     "MASK01": Plant(replaces={MICROBATCH: _mask_by_value}),
     "MASK02": Plant(replaces={MICROBATCH: _mask_of_ones}),
-    "MASK03": Plant(replaces={"assay.train.step.verbs.cut": _whole_sequences}),
+    "MASK03": Plant(replaces={"assay.train.step.verbs.pack_step": _whole_sequences}),
     "MASK04": Plant(replaces={LOSS: _divided_by_the_width}),
     "MASK05": Plant(edits=_tool_in_the_middle),
     "MASK06": Plant(
