@@ -120,7 +120,7 @@ def test_a_4d_mask_is_kept_as_the_padding_mask_that_it_stands_for():
         model(ids, attention_mask=shared)
     assert [given["attention_mask"].int().tolist() for given in inputs.passes[:2]] == [padding, padding]
     assert "attention_mask" not in inputs.passes[2]
-    assert "hides more than padding" in inputs.left_out
+    assert "does more than hide padding" in inputs.left_out
     with PassInputs(model, whole_masks=True).watching() as inputs:
         model(ids, attention_mask=shared)
     assert inputs.passes[0]["attention_mask"].dim() == 4
