@@ -43,7 +43,7 @@ for variable in OVERRULING:
     os.environ.pop(variable, None)
 
 # As `assay train` does for bfloat16 on a CPU, before the first matrix product: virtual machines announce AMX and then
-# refuse it, and the process dies with SIGILL (assay/train/run/machine.py).
+# refuse it, and the process dies with SIGILL (assay/train/run/cpu.py).
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 

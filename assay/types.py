@@ -1,6 +1,6 @@
 """The nouns of one training step, in the order in which they flow.
 
-    Prompt --> Rollout[G] --> Group --> Sample[P*G] --> FrozenBatch --> Update --> StepRecord
+    Prompt --> Rollout[G] --> Group --> Sample[P*G] --> Minibatch --> FrozenBatch --> Update --> StepRecord
 
 A Prompt is made of a Problem, which is what a task poses: text or a conversation, not yet tokens.
 
@@ -103,7 +103,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Where a reward function failed, for a reader. Texts of a model or of a user's code may stand in all of it."""
+    """Where a reward function failed, for a reader. Any field may quote a model's text or a user's code."""
 
     place: str = ""  # file:line of the user's code: where it raised, else where the function begins; "" = not known
     exception: str = ""  # "ValueError: no digits"; "" = it raised nothing
@@ -210,7 +210,7 @@ class ModelInputs:
     In the rows of a causal policy a prompt is followed by one or more of its completions: branch 0 is the prompt,
     branch n its n-th completion, -1 the padding. A token sees the prompt and its own branch, up to itself. With one
     completion in a row that is what a causal model sees anyway.
-    Two objects are equal only if they are the same one: what a policy prepares for an object is found again by it.
+    Compared by identity: llama/layout.py caches the layout of each object.
     """
 
     trees: tuple[tuple[int, ...], ...]  # of each of the R rows, the tokens of its prompt and of its completions
@@ -287,6 +287,16 @@ class Update:
     mismatch_max: float
     correction_sum: float  # importance weights old/sampler after truncation or masking
     correction_square_sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """An update, and the log-probs of `new` that it saw, one tensor per micro-batch."""
+
+    update: Update
+    new_logprobs: tuple[Tensor, ...]
+    loss_seconds: float
+    step_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

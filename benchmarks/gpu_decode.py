@@ -215,7 +215,7 @@ def started(decoder: CudaDecoder, rows: int) -> None:
     """A run that is under way: every slot in the middle of its completion."""
     uniforms_RT = torch.rand(rows, NEW, device="cuda")
     decoder.open(Decoding(rows, max(rows // GROUP, 1), PROMPT - 1, RolloutConfig(max_tokens=NEW), 1.0, uniforms_RT))
-    for cache in decoder.run.caches:
+    for cache in decoder.memory.caches:
         cache.normal_()
     decoder.start([Start(slot, slot, slot // GROUP, PROMPT, 5) for slot in range(rows)])
     decoder.step.state_LF[:, fields.DONE.value] = NEW // 2

@@ -204,7 +204,7 @@ def _check_bits(model: Any, batch: tuple[Packed, Tensor, Tensor], completion: in
     first = ours(model, batch, completion)
     gradients = gradients_of(model)
     same = {"log-probs without gradients": torch.equal(first, torch.no_grad()(ours)(model, batch, completion))}
-    for name, how in (("computed twice", {}), ("recomputed", {"recompute": True})):
+    for name, how in (("computed twice", {}), ("recomputed", {"checkpointing": True})):
         same[f"log-probs {name}"] = torch.equal(first, ours(model, batch, completion, **how))
         same[f"gradients {name}"] = all(map(torch.equal, gradients, gradients_of(model)))
     torch.use_deterministic_algorithms(False)
@@ -243,7 +243,7 @@ def table() -> None:
             ways: list[tuple[str, bool, Callable[..., Tensor]]] = [
                 ("ours", False, ours),
                 ("ours deterministic", True, ours),
-                ("ours recompute", False, partial(ours, recompute=True)),
+                ("ours recompute", False, partial(ours, checkpointing=True)),
                 ("ours no gradient", False, torch.no_grad()(ours)),
                 ("Hugging Face", False, theirs),
             ]

@@ -91,7 +91,7 @@ def learning(config: Config, seeds: int, steps: int, json_path: Path | None, plo
 def prepared(config: Config, steps: int) -> Config:
     """What both contenders are given: everything that the machine decides is decided, once for all seeds."""
     from assay.policy.load import resolve_auto
-    from assay.train.run.machine import allowed_cores
+    from assay.train.run.cpu import allowed_cores
 
     threads = config.run.threads or (1 if config.model.path == "embedded" else allowed_cores())
     config = resolve_auto(config)

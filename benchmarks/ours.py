@@ -12,7 +12,7 @@ from assay.record import read_evaluations, read_events, read_metrics, read_rollo
 from assay.train.loop import Stages, train
 from assay.train.progress import Progress, StepInProgress
 from assay.train.run import run
-from assay.train.run.machine import settled
+from assay.train.run.cpu import settled
 from assay.train.show.display import STAGES
 from benchmarks.measured import Measured, Step, durations, peak_memory_bytes, prompts_sha256
 

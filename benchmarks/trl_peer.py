@@ -24,7 +24,7 @@ from assay.policy.probe import examine_policy
 from assay.rewards import open_rewards
 from assay.tasks import open_task
 from assay.train.evaluate.evaluate import evaluate
-from assay.train.run.machine import settled
+from assay.train.run.cpu import settled
 from benchmarks.measured import Measured, Step, durations, peak_memory_bytes, prompts_sha256
 from benchmarks.trl_clock import TrainerClock
 from benchmarks.trl_settings import settings

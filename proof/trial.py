@@ -17,7 +17,7 @@ from typing import Any
 from assay import config as configuration
 from assay.doctor.catalogue import Illness
 from assay.doctor.diagnosis import Diagnosis, diagnose
-from assay.doctor.evidence.run import read_run
+from assay.doctor.evidence.run_directory import read_run
 from assay.record import read_events, read_metrics
 from assay.record.batch import Batch
 from assay.record.metrics import Row

@@ -63,7 +63,7 @@ SLOW_FILES = (
     "tests/train/evaluate/test_export.py", "tests/train/run/test_checkpoint_survives.py",
     "tests/train/run/test_default_run.py", "tests/train/run/test_long_prompts.py", "tests/train/show/test_sinks.py",
     "tests/train/step/test_learner.py", "tests/train/step/test_verbs.py", "tests/train/test_examine",
-    "tests/train/test_recheck.py", "tests/train/test_settings_matter.py", "tests/train/test_trainer_steps.py",
+    "tests/train/test_recompute.py", "tests/train/test_settings_matter.py", "tests/train/test_trainer_steps.py",
     "tests/train/test_watch.py", "tests/watch/",
 )  # fmt: skip
 

@@ -3,6 +3,7 @@ plain words."""
 
 import ast
 import functools
+import importlib
 import re
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 from setuptools import find_namespace_packages
+
+from assay.programs.graph import OPERATIONS, OPERATIONS_OF_RUNS, SIGNATURES
+from assay.programs.read.library import KNOWN_METHODS
 
 ROOT = Path(__file__).parent.parent
 OURS = ("assay", "proof", "benchmarks")
@@ -256,3 +260,74 @@ def test_the_rule_on_words_can_fail():
         words for words in OLD_WORDS if words.startswith(("(told", "anew", "(?<!there", "(?<!many"))
     }
     assert sum(found.values()) == 4
+
+
+def operations_named(path: Path, names: dict[str, object]) -> dict[str, int]:
+    """What a file compares with the `op` of a value, asks a graph for or makes, and in which line.
+
+    `names` are those of its module: `value.op in _SHELLS` names what _SHELLS holds.
+    """
+
+    def words(node: ast.expr) -> set[str]:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return {node.value}
+        if isinstance(node, ast.Name):
+            held = names.get(node.id, ())
+            return {held} if isinstance(held, str) else {word for word in held if isinstance(word, str)}
+        if isinstance(node, ast.Starred | ast.Tuple | ast.List | ast.Set | ast.BinOp):
+            return {
+                word for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr) for word in words(child)
+            }
+        return set()
+
+    def asked_in(node: ast.AST) -> list[ast.expr]:
+        if isinstance(node, ast.Compare) and any(is_op(side) for side in (node.left, *node.comparators)):
+            return [node.left, *node.comparators]
+        if isinstance(node, ast.Subscript) and is_op(node.slice):
+            return [node.value]
+        if not isinstance(node, ast.Call):
+            return []
+        called, _, function = ast.unparse(node.func).rpartition(".")
+        if function == "of" and called.split(".")[-1] in ("program", "graph"):
+            return node.args
+        if function == "get" and node.args and is_op(node.args[0]):
+            return [node.func.value]
+        if function == "new" and called.split(".")[-1] in ("interpreter", "self", "graph"):
+            return node.args[:1]
+        return node.args[1:2] if function == "peel" else []
+
+    def is_op(node: ast.expr) -> bool:
+        return isinstance(node, ast.Attribute) and node.attr == "op"
+
+    return {
+        word: node.lineno
+        for node in ast.walk(parsed(path))
+        for expression in asked_in(node)
+        for word in words(expression)
+    }
+
+
+def test_every_operation_that_is_asked_for_exists():
+    of_texts = {*SIGNATURES, *KNOWN_METHODS, *OPERATIONS}
+    strangers: list[str] = []
+    for path in SOURCES:
+        if part_of(path) not in ("programs", "doctor"):
+            continue
+        name = name_of(path)
+        module = importlib.import_module(name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+        reads_texts = name.startswith(("assay/programs/read/", "assay/programs/facts/"))
+        known = of_texts if reads_texts else {*of_texts, *OPERATIONS_OF_RUNS}
+        asked = operations_named(path, vars(module))
+        strangers += [f"{name}:{line} {word}" for word, line in asked.items() if word not in known]
+    assert strangers == [], "add them to OPERATIONS in assay/programs/graph.py, or delete what never happens"
+
+
+def test_the_rule_on_operations_can_fail(tmp_path):
+    file = tmp_path / "wrong.py"
+    file.write_text(
+        'a = value.op == "one"\nb = value.op in (*SHELLS, "two")\nc = program.of("three")\nd = kinds.of("four")\n'
+        'e = TURNS[value.op]\nf = peel(value, SHELLS | {"five"})\ng = graph.new("six", {})\n'
+    )
+    assert operations_named(file, {"SHELLS": ("shell",), "TURNS": {"turn": 1}}) == {
+        "one": 1, "shell": 6, "two": 2, "three": 3, "turn": 5, "five": 6, "six": 7,
+    }  # fmt: skip

@@ -68,9 +68,9 @@ def doctor(
     codes = {"chosen": chosen or [], "ignored": ignored or []}
     again = None
     if recompute:
-        from assay.train.recheck import recheck
+        from assay.train.recompute import recompute_run
 
-        again = partial(recheck, trust=trust)
+        again = partial(recompute_run, trust=trust)
     code = command.run(
         paths, how=how, fail_on=fail_on, all_passes=all_passes, why=why, out=out, recompute=again, **codes
     )
@@ -159,7 +159,7 @@ def verify(
 
     progress = ProgressLine()
     try:
-        found = verification.verify(run, on_file=lambda name: progress.show(f"reading {name}"))
+        found = verification.verify(run, on_file=lambda name: progress.show(f"reading {name}", at_once=True))
     finally:
         progress.clear()
     if as_json:

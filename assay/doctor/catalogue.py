@@ -1,4 +1,4 @@
-"""The catalogue: one illness is one file in illnesses/FAMILY/: how it is found, explained and fixed.
+"""The catalogue: one illness is one file in illnesses/FOLDER/: how it is found, explained and fixed.
 
 A file defines one `ILLNESS`. Its docstring is the explanation, with the fixed headings of HEADINGS; `sick` and `well`
 are neighbours: evidence that differs by the smallest change that matters.
@@ -17,7 +17,7 @@ from typing import Any
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Place, Severity, Verdict
+from assay.verdict import Place, Severity, State, Verdict
 
 HEADINGS = ("What it checks", "Why it hurts", "How to fix it", "When it is wrong")
 
@@ -27,7 +27,7 @@ CurvesCheck = Callable[[Curves], Verdict]
 SourceCheck = Callable[[Program], Iterable[Verdict]]
 RunCheck = Callable[[WatchedRun], Iterable[Verdict]]
 RewardCheck = Callable[[RewardTrial], Verdict]
-KINDS = ("curves", "batch", "source", "run")  # of evidence that a run or a script gives; a reward must be called
+KINDS = ("batch", "curves", "source", "run")  # of evidence that a run or a script gives; a reward must be called
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Illness:
     explains: frozenset[str] = frozenset()  # codes whose findings follow from this one
     explained_by: frozenset[str] = frozenset()  # of a law: families and codes that are a cause of its finding
     symptoms: tuple[str, ...] = ()  # what a user sees, in the words that a user types into a search
+    file: str = ""  # where all of it is: assay/doctor/illnesses/...
 
     @property
     def family(self) -> str:
@@ -76,26 +77,29 @@ class Illness:
         return self.reward is not None and not self.looks_at(*KINDS)
 
 
-def illness(file: str, **words: Any) -> Illness:
+def illness(module_name: str, **words: Any) -> Illness:
     """The illness of a file, which calls this with its `__name__` at its end.
 
     The file's docstring is the explanation and its name is the illness's; its functions check_batch, check_curves,
     check_source, check_run and check_reward are the checks. `words` are the other fields.
     """
-    module = sys.modules[file]
+    module = sys.modules[module_name]
     checks: dict[str, Any] = {kind: getattr(module, f"check_{kind}", None) for kind in (*KINDS, "reward")}
-    return Illness(name=file.rpartition(".")[2], explanation=module.__doc__ or "", **checks, **words)
+    name, path = module_name.rpartition(".")[2], f"{module_name.replace('.', '/')}.py"
+    return Illness(name=name, explanation=module.__doc__ or "", file=path, **checks, **words)
 
 
 def one_per_place(check: SourceCheck) -> SourceCheck:
-    """A check that gives one verdict for each place, the first: a function that is called twice is read twice."""
+    """A check that gives each place at most one finding and one other verdict: a function that is called twice is read
+    twice."""
 
     @wraps(check)
     def first_verdicts(program: Program) -> Iterator[Verdict]:
-        seen: set[tuple[Place, ...]] = set()
+        seen: set[tuple[bool, tuple[Place, ...]]] = set()
         for verdict in check(program):
-            if verdict.places[:1] not in seen:
-                seen.add(verdict.places[:1])
+            key = verdict.state is State.FINDING, verdict.places[:1]
+            if key not in seen:
+                seen.add(key)
                 yield verdict
 
     return first_verdicts

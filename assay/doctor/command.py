@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.explain import FAMILIES, answers, as_json, by_family, find, list_illnesses, page_on
@@ -95,14 +96,17 @@ def explain(text: str, *, json: bool) -> int:
     return 0
 
 
-def in_colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def in_colour(stream: TextIO | None = None) -> bool:
+    stream = stream or sys.stdout
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def width_of_terminal() -> int:
     return min(shutil.get_terminal_size(_NO_TERMINAL).columns, _WIDEST)
 
 
-def print_report(text: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))  # a terminal may not know every letter
+def print_report(text: str, stream: TextIO | None = None) -> None:
+    """To stdout, or to another stream; a terminal may not know every letter."""
+    stream = stream or sys.stdout
+    encoding = stream.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)

@@ -38,7 +38,7 @@ class Word:
 
     illness: Illness
     verdict: Verdict
-    source: str = ""  # of the batch; "" for curves
+    source: str = ""  # the script, batch or reward it was given on; "" for curves and a watched run
     batches: int = 0  # pieces of evidence with a finding
     seen_in: str = ""  # of a script that ran: "run" or "text"
 
@@ -74,10 +74,13 @@ class Word:
         }
 
     @property
-    def loudness(self) -> tuple[int, int]:
-        """Of several words on one illness the loudest counts, of equals the first."""
+    def loudness(self) -> tuple[int, int, int]:
+        """By state, findings also by how sure and then how grave they are.
+
+        Of several words on one illness the loudest counts, of equals the first."""
         state = self.verdict.state
-        return LOUD[state], self.confidence.rank if state is State.FINDING else 0
+        sure, grave = (self.confidence.rank, self.severity.rank) if state is State.FINDING else (0, 0)
+        return LOUD[state], sure, grave
 
     @property
     def level(self) -> str:
@@ -104,7 +107,7 @@ class Diagnosis:
     def findings(self) -> list[Word]:
         """By how sure, then how grave; what follows from another finding comes after all that do not."""
         found = self.of(State.FINDING)
-        return sorted(found, key=lambda word: (word.code in self.causes, *_rank(word), word.code))
+        return sorted(found, key=lambda word: (word.code in self.causes, *_loudest_first(word), word.code))
 
     def consequences(self, code: str) -> list[Word]:
         return [word for word in self.findings if self.causes.get(word.code) == code]
@@ -126,14 +129,14 @@ def root_causes(words: Sequence[Word]) -> dict[str, str]:
 
     A cause explains what it lists, if it is as sure as its consequence or at least likely.
     """
-    found = sorted((word for word in words if word.verdict.state is State.FINDING), key=lambda word: _rank(word))
+    found = sorted((word for word in words if word.verdict.state is State.FINDING), key=_loudest_first)
     causes: dict[str, str] = {}
     for word in found:
         for other in found:
             sure = other.confidence.rank >= min(word.confidence.rank, Confidence.LIKELY.rank)
             if other is not word and other.illness.can_cause(word.illness) and sure:
                 mutual = word.illness.can_cause(other.illness)
-                is_first = mutual and (_rank(word), word.code) <= (_rank(other), other.code)
+                is_first = mutual and (_loudest_first(word), word.code) <= (_loudest_first(other), other.code)
                 if not is_first and _root(other.code, causes) != word.code:  # in a ring of causes one is the root
                     causes.setdefault(word.code, other.code)
     return {code: _root(code, causes) for code in causes if _root(code, causes) != code}
@@ -147,8 +150,8 @@ def _root(code: str, causes: Mapping[str, str]) -> str:
     return code
 
 
-def _rank(word: Word) -> tuple[int, int]:
-    return -word.confidence.rank, -word.severity.rank
+def _loudest_first(word: Word) -> tuple[int, ...]:
+    return tuple(-part for part in word.loudness)
 
 
 def _word(illness: Illness, evidence: Evidence) -> Word:
@@ -172,11 +175,11 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
             return Word(illness, not_enough_data("a reward to call (assay reward-check)"))
         if evidence.programs and evidence.run is None:
             return Word(illness, not_enough_data("a run of the script (assay watch)"))
-        kinds = [kind for kind in KINDS if getattr(illness, kind) is not None]
+        kinds = [kind for kind in KINDS if illness.looks_at(kind)]
         # a run under watch is too short for curves: the message says how long it must be
         needed = _NEEDED if evidence.run is None else {**_NEEDED, "curves": f"curves of {STEPS} steps or more"}
         return Word(illness, not_enough_data(" or ".join(needed[kind] for kind in kinds)))
-    loudest = max(words, key=lambda word: (LOUD[word.verdict.state], tuple(-part for part in _rank(word))))
+    loudest = max(words, key=lambda word: word.loudness)
     found = [word for word in words if word.verdict.state is State.FINDING]
     texts = {program.path for program in evidence.programs}
     seen_in = "" if evidence.run is None else "text" if loudest.source in texts else "run"

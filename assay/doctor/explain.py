@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from assay.doctor.catalogue import Illness, as_name, by_code, catalogue
+from assay.doctor.catalogue import KINDS, Illness, as_name, by_code, catalogue
 from assay.doctor.report.select import UnknownCode, nearest
 from assay.doctor.report.text import bold, wrap
 
@@ -38,9 +38,6 @@ FAMILIES = {
 BEGIN, END = "<!-- illnesses: begin -->", "<!-- illnesses: end -->"
 
 
-_KINDS = ("batch", "curves", "source", "run", "reward")
-
-
 def by_family() -> list[Illness]:
     """All illnesses in the order of FAMILIES."""
     order = list(FAMILIES)
@@ -48,7 +45,7 @@ def by_family() -> list[Illness]:
 
 
 def looks_at(illness: Illness) -> list[str]:
-    return [kind for kind in _KINDS if illness.looks_at(kind)]
+    return [kind for kind in (*KINDS, "reward") if illness.looks_at(kind)]
 
 
 def find(text: str) -> Illness | None:
@@ -108,6 +105,8 @@ def page_on(illness: Illness, *, width: int, colour: bool) -> str:
             lines += part if is_code else wrap(" ".join(" ".join(part).split()), width)
     if illness.explains:
         lines += ["", *wrap(f"What may follow from it: {', '.join(sorted(illness.explains))}", width)]
+    if illness.file:
+        lines += ["", f"Its file: {illness.file}"]
     if illness.looks_at("reward"):
         also = "Looked" if illness.needs_a_call else "Also looked"
         lines += ["", f"{also} for by: assay reward-check"]

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from assay import config as configuration
-from assay.doctor.catalogue import Illness, catalogue
+from assay.doctor.catalogue import KINDS, illnesses_looking_at
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.events import size_of_model
-from assay.doctor.facts.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION
-from assay.doctor.facts.rounding import SAME_PASS
 from assay.machine.terminal import escape
 from assay.record import (
     RunDirectory,
@@ -34,6 +32,7 @@ from assay.record import (
     read_timings,
 )
 from assay.record.batch import BatchError
+from assay.record.metrics import FIRST_RATIO_LIMIT, mismatch_limit
 from assay.record.rollout_batch import batch_of_rows
 from assay.record.rollouts import rollout_rows
 from assay.record.settings import settings_of
@@ -41,14 +40,10 @@ from assay.types import StepRecord
 from assay.verdict import Confidence, Severity, State
 
 BUDGET = 0.01  # share of the run's time; the examinations, which train makes, cost about as much again
-FEW = 10  # first steps after each of which the curves are looked at; then every CURVES_EVERY-th
+FIRST_STEPS = 10  # first steps after each of which the curves are looked at; then every CURVES_EVERY-th
 CURVES_EVERY = 5
 ROLLOUTS_EVERY = 10  # of steps whose rollouts are looked at, beside steps 1, 2, 4, 8, ...
 MOST_FACTS = 4  # shown of a finding
-
-
-def _illnesses() -> list[Illness]:
-    return [illness for illness in catalogue() if not illness.needs_a_call]
 
 
 class LiveDoctor:
@@ -80,16 +75,16 @@ class LiveDoctor:
         self._crashed: set[str] = set()
         self._looks = 0
         self._was_odd = False
-        catalogue()  # reads some sixty files: before the run, not in its first step
+        illnesses_looking_at(*KINDS)  # reads some ninety files: before the run, not in its first step
 
     @property
     def diagnosis(self) -> Diagnosis:
         """Of everything so far."""
-        missing = [illness for illness in _illnesses() if illness.code not in self._words]
+        missing = [illness for illness in illnesses_looking_at(*KINDS) if illness.code not in self._words]
         words = sorted((*self._words.values(), *diagnose(Evidence(), missing).words), key=lambda word: word.code)
         return Diagnosis(tuple(words), root_causes(words))
 
-    # what customers bring
+    # what callers bring
 
     def begin(self, step: int) -> None:
         """Once: what the run directory knows from before `step`, when an earlier process wrote there."""
@@ -163,11 +158,11 @@ class LiveDoctor:
         self.begin(step or 1)
         began = self._clock()
         kind = "curves" if evidence.curves is not None else "batch"
-        diagnosis = diagnose(evidence, _illnesses())
+        diagnosis = diagnose(evidence, illnesses_looking_at(*KINDS))
         self._looks += 1
         for word in diagnosis.words:
             known = self._words.get(word.code)
-            if getattr(word.illness, kind) is not None and (known is None or word.loudness > known.loudness):
+            if word.illness.looks_at(kind) and (known is None or word.loudness > known.loudness):
                 self._words[word.code] = word
         self._report_crashes(diagnosis)
         causes = root_causes(list(self._words.values()))
@@ -258,14 +253,13 @@ def is_odd(row: Mapping[str, Any], dtype: str) -> bool:
     >>> is_odd({"mismatch_max": 0.5}, "float32"), is_odd({"mismatch_max": 0.5, "mismatch_mean": 0.03}, "bfloat16")
     (True, False)
     """
-    mismatch = ("mismatch_max", LARGEST_FLOAT32) if dtype == "float32" else ("mismatch_mean", MEAN_LOW_PRECISION)
-    ratio = ("first_ratio_max_deviation", SAME_PASS["float32"])  # the same arithmetic twice: 0 in any precision
-    limits = (mismatch, ratio, ("updates_skipped", 0), ("rollouts_unscored", 0))
+    ratio = ("first_ratio_max_deviation", FIRST_RATIO_LIMIT)
+    limits = (mismatch_limit(dtype), ratio, ("updates_skipped", 0), ("rollouts_unscored", 0))
     return any((row.get(name) or 0) > limit for name, limit in limits) or row.get("entropy", 0.0) is None
 
 
 def is_curves_look(step: int) -> bool:
-    return step <= FEW or step % CURVES_EVERY == 0
+    return step <= FIRST_STEPS or step % CURVES_EVERY == 0
 
 
 def is_rollout_look(step: int) -> bool:

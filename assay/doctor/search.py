@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from assay.doctor.catalogue import Illness
 
-MOST, FEWEST = 6, 3  # answers
-_NEAR = 0.55  # of the best score: what is worse than that is left out behind the first FEWEST
-_LEAST = 0.12  # below this score no illness is shown
+MOST_ANSWERS, FEWEST_ANSWERS = 6, 3  # answers
+_NEAR_BEST = 0.55  # of the best score: what is worse than that is left out behind the first FEWEST_ANSWERS
+_LEAST_SCORE = 0.12  # below this score no illness is shown
 _SUMMARY, _TEXT = 0.35, 0.15  # weights of an illness's name and summary, and of its explanation
 
 _UNSAID = frozenset(
@@ -31,7 +31,7 @@ _UNSAID = frozenset(
     "you your".split()
 )
 _NUMBERS = {"0": "zero", "0.0": "zero", "1": "one", "1.0": "one"}
-_SAME = {
+_SYNONYMS = {
     "zero": "zero null nought vanish nothing",
     "notfinite": "nan nans inf infinite infinity overflow finite nonfinite",
     "explode": "explode explosion blow blowup diverge runaway huge spike jump billion enormous surge unbounded large",
@@ -90,10 +90,10 @@ def search(query: str, known: Sequence[Illness]) -> list[Hit]:
     hits = [Hit(illness, _score(words, illness, weights)) for illness in known]
     best = sorted(hits, key=lambda hit: (-hit.score, hit.illness.code))
     top = best[0].score if best else 0.0
-    if top < _LEAST:
+    if top < _LEAST_SCORE:
         return []
-    near = [hit for hit in best if hit.score >= _NEAR * top]
-    return [hit for hit in best[: max(FEWEST, min(len(near), MOST))] if hit.score > 0]
+    near = [hit for hit in best if hit.score >= _NEAR_BEST * top]
+    return [hit for hit in best[: max(FEWEST_ANSWERS, min(len(near), MOST_ANSWERS))] if hit.score > 0]
 
 
 @cache
@@ -154,7 +154,7 @@ def _shorter(word: str) -> list[str]:
 
 @cache
 def _names() -> dict[str, str]:
-    return {word: name for name, words in _SAME.items() for word in words.split()}
+    return {word: name for name, words in _SYNONYMS.items() for word in words.split()}
 
 
 def _score(words: Sequence[str], illness: Illness, weights: Mapping[str, float]) -> float:

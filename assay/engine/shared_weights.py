@@ -24,14 +24,12 @@ from assay.llama.decoder import Decoder, Sampled
 from assay.machine.device import as_current
 from assay.policy.causal import CausalPolicy
 from assay.policy.continuation import continue_prompts
-from assay.policy.policy import Policy
 from assay.sampling import draw
 from assay.types import Prompt, Rollout
 
 
 class SharedWeightsEngine:
-    def __init__(self, policy: Policy) -> None:
-        assert isinstance(policy, CausalPolicy), "only a causal policy is sampled token by token"
+    def __init__(self, policy: CausalPolicy) -> None:
         self.policy = policy
         self._cuda_decoder: Decoder | None = None  # its CUDA graphs are expensive to rebuild
 

@@ -6,5 +6,5 @@
     weights.py      what an optimizer step did to the weights
     guard.py        measuring never breaks the training
 
-A customer brings its data in these types and hands the Batch to the doctor. Plain log-probs are policy/plain.py.
+A caller brings its data in these types and hands the Batch to the doctor. Plain log-probs are policy/plain.py.
 """

@@ -1,4 +1,7 @@
-"""Measuring beside a training run: it is timed, and whatever breaks in it never breaks the run."""
+"""Measuring beside a training run: it is timed, and whatever breaks in it never breaks the run.
+
+Beside a trainer only FAULTS are held back; beside a script (programs/run/observe/guard.py) every Exception.
+"""
 
 from __future__ import annotations
 

@@ -60,16 +60,18 @@ class PassInputs:
             padding_BS = padding_mask(mask)
             if padding_BS is None:
                 del kept["attention_mask"]
-                self.left_out = "the 4-D attention mask hides more than padding and the future; it was not examined"
+                self.left_out = "the 4-D attention mask does more than hide padding and the future; it was not examined"
             else:
                 kept["attention_mask"] = padding_BS
         self.passes.append(kept)
         self.dropout_modules = max(self.dropout_modules, active_dropout(self.model))
 
 
-def padding_mask(mask_B1QS: Tensor) -> Tensor | None:
-    """The 2-D mask that a causal 4-D one (bool, or added to the scores) stands for; None if it hides anything else."""
-    seen_BQS = _is_allowed(mask_B1QS[:, 0])
+def padding_mask(mask_BHQS: Tensor) -> Tensor | None:
+    """The 2-D mask that a causal 4-D one (0 and 1, or added to scores) stands for; None if it does anything else."""
+    if (mask_BHQS != mask_BHQS[:, :1]).any():
+        return None  # the heads do not see the same
+    seen_BQS = _is_allowed(mask_BHQS[:, 0])
     queries, width = seen_BQS.shape[1:]
     padding_BS = seen_BQS[:, -1]
     causal_QS = torch.ones(queries, width, dtype=torch.bool, device=seen_BQS.device).tril(width - queries)
@@ -81,7 +83,9 @@ def padding_mask(mask_B1QS: Tensor) -> Tensor | None:
 
 
 def _is_allowed(mask: Tensor) -> Tensor:
-    return mask if mask.dtype == torch.bool else mask > -1.0
+    if mask.dtype.is_floating_point and not (mask == 1).any():
+        return mask > -1.0  # added to the scores
+    return mask.bool()
 
 
 def active_dropout(model: nn.Module) -> int:

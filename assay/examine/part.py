@@ -19,7 +19,7 @@ from assay.record.batch import Array
 class Part:
     """One micro-batch: tensors by the names of record/batch.py, [B, T], or [B] with one number per row.
 
-    Of a script whose tensors were copied while it ran they are arrays."""
+    For a watched script these are numpy arrays."""
 
     rows: tuple[int, ...]  # numbers of its rows among all rows that were sampled together
     tensors: Mapping[str, Any]
@@ -49,7 +49,7 @@ def join(parts: Sequence[Part], rows: Sequence[int], width: int, pad: int = 0) -
 def join_inputs(parts: Sequence[Part], given: Sequence[Mapping[str, Any]], rows: Sequence[int]) -> dict[str, Array]:
     """What the model was given in the pass of each part, where that had the same columns in all of them."""
     joined: dict[str, Array] = {}
-    for name in given[0] if len(given) == len(parts) else ():
+    for name in given[0] if given and len(given) == len(parts) else ():
         values = [tensors.get(name) for tensors in given]
         shapes = [None if tensor is None else tuple(tensor.shape) for tensor in values]
         width = shapes[0][-1] if shapes[0] else 0

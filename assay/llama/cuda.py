@@ -44,7 +44,7 @@ class CudaDecoder:
     def __init__(self, family: Family) -> None:
         self.family = family
         self._step: Step | None = None
-        self._run: Run | None = None
+        self._memory: DecodingMemory | None = None
         self._graphs: dict[tuple[int, Tiles, Ending], torch.cuda.CUDAGraph] = {}
 
     @property
@@ -53,9 +53,9 @@ class CudaDecoder:
         return self._step
 
     @property
-    def run(self) -> Run:
-        assert self._run is not None, "the decoder is not open"
-        return self._run
+    def memory(self) -> DecodingMemory:
+        assert self._memory is not None, "the decoder is not open"
+        return self._memory
 
     def slots_that_fit(self, prompts_per_slot: float, prompt_width: int, max_tokens: int) -> int:
         free = free_bytes(self.family.device) * (1 - LEFT_FREE) - LEFT_FREE_BYTES
@@ -73,7 +73,7 @@ class CudaDecoder:
             self._step, self._graphs = None, {}  # the old buffers go before the new ones come
             step = self._step = Step(family, slots)
         step.temperature_1.fill_(decoding.temperature)
-        self._run = Run.for_step(step, family, decoding)
+        self._memory = DecodingMemory.for_step(step, family, decoding)
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[CachedPrompt]) -> None:
@@ -86,26 +86,26 @@ class CudaDecoder:
 
     @torch.no_grad()
     def start(self, starts: Sequence[Start]) -> None:
-        state_LF, run = self.step.state_LF, self.run
+        state_LF, memory = self.step.state_LF, self.memory
         rows = torch.zeros(len(starts), state_LF.shape[1], dtype=torch.int32)
         for row, start in zip(rows.numpy(), starts, strict=True):
             row[fields.TOKEN.value] = start.last_token
             row[fields.BEFORE.value] = start.prompt_tokens - 1
             row[fields.PROMPT_ROW.value] = start.prompt_row
-            row[fields.OWN_ROW.value] = run.own_rows[start.slot]
+            row[fields.OWN_ROW.value] = memory.own_rows[start.slot]
             row[fields.ROLLOUT.value] = start.rollout
-            row[fields.COLUMN.value] = run.pending
+            row[fields.COLUMN.value] = memory.pending
         slots = torch.tensor([start.slot for start in starts])
         state_LF.index_copy_(0, slots.to(state_LF.device), rows.to(state_LF.device))
 
     @torch.no_grad()
     def advance(self, positions: int) -> None:
-        step, run = self.step, self.run
-        if run.pending + positions > len(run.written_C2L):
+        step, memory = self.step, self.memory
+        if memory.pending + positions > len(memory.written_C2L):
             raise ValueError("a slot was to advance beyond its token limit without a look")
-        slots = captured_size(len(run.own_rows))
-        tiles = step.tiles(slots, run.context)
-        ending: Ending = "likeliest" if run.uniforms_RT is None else "logits" if run.settings.top_k else "drawn"
+        slots = captured_size(len(memory.own_rows))
+        tiles = step.tiles(slots, memory.context)
+        ending: Ending = "likeliest" if memory.uniforms_RT is None else "logits" if memory.settings.top_k else "drawn"
         for _ in range(positions):
             if step.state_LF.is_cuda:
                 self._graph(slots, tiles, ending).replay()
@@ -113,7 +113,7 @@ class CudaDecoder:
                 step.launch(slots, tiles, ending)
             if ending == "logits":
                 self._draw_among_few(slots)
-            run.pending += 1
+            memory.pending += 1
 
     def _graph(self, slots: int, tiles: Tiles, ending: Ending) -> torch.cuda.CUDAGraph:
         """The step as a graph. It is run once before, which compiles the kernels; that run leaves no trace."""
@@ -135,23 +135,23 @@ class CudaDecoder:
         return graph
 
     def _draw_among_few(self, slots: int) -> None:
-        step, run = self.step, self.run
-        assert run.uniforms_RT is not None
+        step, memory = self.step, self.memory
+        assert memory.uniforms_RT is not None
         state_LF = step.state_LF[:slots]
         rollouts_L = state_LF[:, fields.ROLLOUT.value].long().clamp(min=0)
-        uniforms_L = run.uniforms_RT[rollouts_L, state_LF[:, fields.DONE.value].long()]
-        drawn = draw(step.logits_LV[:slots], uniforms_L, run.temperature, run.settings)
+        uniforms_L = memory.uniforms_RT[rollouts_L, state_LF[:, fields.DONE.value].long()]
+        drawn = draw(step.logits_LV[:slots], uniforms_L, memory.temperature, memory.settings)
         assert drawn.support_NK is not None
-        run.supports.append(drawn.support_NK)
+        memory.supports.append(drawn.support_NK)
         take(drawn.tokens_N, drawn.logprobs_N, state_LF, step.places)
 
     def look(self) -> Callable[[], Sampled]:
-        run = self.run
-        slots = len(run.own_rows)
-        written_C2L = _copy_to_cpu(run.written_C2L[: run.pending])
-        supports = [_copy_to_cpu(support[:slots]) for support in run.supports]
-        copied = torch.cuda.current_stream().record_event() if run.written_C2L.is_cuda else None
-        run.pending, run.supports = 0, []
+        memory = self.memory
+        slots = len(memory.own_rows)
+        written_C2L = _copy_to_cpu(memory.written_C2L[: memory.pending])
+        supports = [_copy_to_cpu(support[:slots]) for support in memory.supports]
+        copied = torch.cuda.current_stream().record_event() if memory.written_C2L.is_cuda else None
+        memory.pending, memory.supports = 0, []
         self.step.state_LF[:, fields.COLUMN.value] = 0
 
         def read() -> Sampled:
@@ -163,22 +163,22 @@ class CudaDecoder:
         return read
 
     def keep(self, slots: Sequence[int]) -> None:
-        state_LF, run = self.step.state_LF, self.run
+        state_LF, memory = self.step.state_LF, self.memory
         kept = torch.tensor(slots, device=state_LF.device)
         kept_LF = state_LF[kept]
-        run.written_C2L[: run.pending, :, : len(slots)] = run.written_C2L[: run.pending, :, kept]
-        run.supports = [support[kept] for support in run.supports]
-        run.own_rows = [run.own_rows[slot] for slot in slots]
-        run.leave_idle(state_LF, len(slots))
+        memory.written_C2L[: memory.pending, :, : len(slots)] = memory.written_C2L[: memory.pending, :, kept]
+        memory.supports = [support[kept] for support in memory.supports]
+        memory.own_rows = [memory.own_rows[slot] for slot in slots]
+        memory.leave_idle(state_LF, len(slots))
         state_LF[: len(slots)] = kept_LF
 
     def close(self) -> None:
-        self._run = None
+        self._memory = None
 
 
 @dataclass(slots=True)
-class Run:
-    """The memory of one run, between `open` and `close`."""
+class DecodingMemory:
+    """What is kept between `open` and `close`."""
 
     settings: RolloutConfig
     temperature: float
@@ -193,7 +193,7 @@ class Run:
     pending: int = 0  # positions since the last look
 
     @classmethod
-    def for_step(cls, step: Step, family: Family, decoding: Decoding) -> Run:
+    def for_step(cls, step: Step, family: Family, decoding: Decoding) -> DecodingMemory:
         device, limit = family.device, decoding.settings.max_tokens
         slots, prompt_rows, uniforms_RT = decoding.slots, decoding.prompt_rows, decoding.uniforms_RT
 
@@ -217,7 +217,7 @@ class Run:
             places[fields.UNIFORMS_TOKENS.value] = uniforms_RT.shape[1]
         places[fields.WRITTEN_TOKENS.value], places[fields.WRITTEN_SLOTS.value] = written_C2L.data_ptr(), step.slots
         step.places.copy_(torch.tensor(places))
-        run = cls(
+        memory = cls(
             settings=decoding.settings,
             temperature=decoding.temperature,
             context=context,
@@ -229,8 +229,8 @@ class Run:
             idle_row=slots,
             supports=[],
         )
-        run.leave_idle(step.state_LF, 0)
-        return run
+        memory.leave_idle(step.state_LF, 0)
+        return memory
 
     def leave_idle(self, state_LF: Tensor, first: int) -> None:
         """The slots from `first` on are idle: they see nothing, and nobody reads what they write."""

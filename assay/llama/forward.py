@@ -27,19 +27,19 @@ FUSED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def hidden_states(
-    family: Family, packed: Packed, keep: KeysAndValues | None = None, *, recompute: bool = False
+    family: Family, packed: Packed, keep: KeysAndValues | None = None, *, checkpointing: bool = False
 ) -> Tensor:
     """states_ND after the last norm. `keep(layer, keys_NKW, values_NKW)` is given what a cache would hold: keys are
-    rotated. `recompute` keeps only what goes into a layer, and computes the layer again in the backward pass."""
+    rotated. `checkpointing` keeps only what goes into a layer, and computes the layer again in the backward pass."""
     with as_current(family.device):
-        return _hidden_states(family, packed, keep, recompute)
+        return _hidden_states(family, packed, keep, checkpointing)
 
 
-def _hidden_states(family: Family, packed: Packed, keep: KeysAndValues | None, recompute: bool) -> Tensor:
+def _hidden_states(family: Family, packed: Packed, keep: KeysAndValues | None, checkpointing: bool) -> Tensor:
     rotations = family.rotations(packed.positions_N)
     states_ND, delta_ND = embedding(packed.ids_N, family.embedding_VD, family.untrained_id), None
     for number, layer in enumerate(family.layers):
-        if recompute and torch.is_grad_enabled():
+        if checkpointing and torch.is_grad_enabled():
             states_ND = checkpoint(
                 _layer_sum, family, layer, packed, rotations, states_ND, use_reentrant=False, preserve_rng_state=False
             )

@@ -54,11 +54,12 @@ def escape(text: str, *, arrows: bool = False, ascii_only: bool = False) -> str:
         text = text.replace("\r\n", "\n")
     if arrows and not ascii_only:
         text = re.sub("[\n\r\u2028\u2029]", "\u21b5", text)
-    return without_commands("".join(_visible(letter, ascii_only) for letter in text))
+    return without_commands("".join(_visible(letter, arrows, ascii_only) for letter in text))
 
 
-def _visible(letter: str, ascii_only: bool) -> str:
-    can_be_seen = letter.isprintable() or unicodedata.category(letter) == "Zs"
+def _visible(letter: str, spaces: bool, ascii_only: bool) -> str:
+    """`spaces`: wide and narrow spaces stay as they are, as in a text that is read."""
+    can_be_seen = letter.isprintable() or (spaces and unicodedata.category(letter) == "Zs")
     if can_be_seen and (letter.isascii() or not ascii_only):
         return letter
     return letter.encode("unicode_escape").decode("ascii")
@@ -188,17 +189,20 @@ class ProgressLine:
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
+        self._is_shown = False
         self._shown_at = -math.inf if self._live else time.monotonic()
 
-    def show(self, text: str) -> None:
+    def show(self, text: str, *, at_once: bool = False) -> None:
+        """At most ten times per second; with `at_once` always on a terminal: what is named may take long."""
         now = time.monotonic()
-        if now - self._shown_at >= (LIVE_SECONDS if self._live else LOG_SECONDS):
-            self._shown_at = now
+        if (at_once and self._live) or now - self._shown_at >= (LIVE_SECONDS if self._live else LOG_SECONDS):
+            self._shown_at, self._is_shown = now, True
             self._write(fit(text, WIDEST_PROGRESS), "" if self._live else "\n")
 
     def clear(self) -> None:
-        if self._live:
+        if self._live and self._is_shown:
             self._write("", "")
+            self._is_shown = False
 
     def ticker(self, what: str) -> Callable[[int, int], None]:
         """A callback for work that is counted. Its last line stays."""

@@ -55,7 +55,7 @@ class CausalPolicy:
     abilities: Abilities = Abilities()
     adapter: Any = None  # peft's wrapper around the model, if low-rank adapters are trained
     without_adapter: bool = False  # the reference of a policy with adapters: the same model, adapters switched off
-    recompute: bool = False  # gradient checkpointing
+    checkpointing: bool = False  # of gradients: a layer is computed again in the backward pass
     family: Family | None = None  # the model read as one of the Llama family: computed packed; None: as it comes
     # called with what a packed pass is given
     onlookers: list[Callable[[GivenTokens], None]] = field(default_factory=list, compare=False, repr=False)
@@ -142,7 +142,7 @@ class CausalPolicy:
         if family is not None:
             for look in self.onlookers:
                 look(layout.packed)
-            states_ND = hidden_states(family, layout.packed, recompute=self.recompute)
+            states_ND = hidden_states(family, layout.packed, checkpointing=self.checkpointing)
             numbers = token_numbers(
                 states_ND[layout.predictors_M],
                 family.head,
@@ -152,8 +152,8 @@ class CausalPolicy:
                 entropy_gradient=entropy_gradient,
             )
         else:
-            recomputing = _recomputing(self.model) if self.recompute and torch.is_grad_enabled() else nullcontext()
-            with self._adapter_off(), recomputing:
+            checkpoints = self.checkpointing and torch.is_grad_enabled()
+            with self._adapter_off(), _checkpointing(self.model) if checkpoints else nullcontext():
                 numbers = self._portable_numbers(inputs, targets_M, support_MK, entropy_gradient)
         empty = torch.zeros(inputs.targets_BT.numel(), dtype=torch.float32, device=inputs.targets_BT.device)
         logprobs_BT, entropy_BT = (
@@ -293,7 +293,7 @@ def branch_mask(branches_RS: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @contextmanager
-def _recomputing(model: nn.Module) -> Iterator[None]:
+def _checkpointing(model: nn.Module) -> Iterator[None]:
     """Gradient checkpointing for one forward pass. transformers ties it to a layer's training mode; a layer is back in
     eval mode by the time its own forward begins, so that dropout stays off, in it and below it."""
     from transformers.modeling_layers import GradientCheckpointingLayer

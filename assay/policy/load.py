@@ -64,7 +64,7 @@ def load_policy(
         TokenizerCodec(tokenizer),
         ends,
         config.rollout.temperature,
-        recompute=config.model.gradient_checkpointing,
+        checkpointing=config.model.gradient_checkpointing,
     )
     with translate_faults(lambda error: _unfit(directory, model, error)):
         vocabulary = vocabulary_of(policy)

@@ -1,6 +1,6 @@
 """What the rest of the house knows of a policy: a model that is sampled from and trained.
 
-causal.py is one: it continues a prompt. A policy that fills masked positions of a fixed text fits as well: the text is
+causal.py is the only one today: it continues a prompt. The next one fills masked positions of a fixed text: the text is
 its prompt, the fill its completion; `packing` lays out the text and points `predictors_BT` at the masked positions
 themselves, and `logprobs` is asked for these alone. Which policy a run has is decided in load.py.
 

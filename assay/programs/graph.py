@@ -76,7 +76,9 @@ class Context:
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """One value. `arguments` are named as the operation's documentation names them: see SIGNATURES.
+    """One value. `op` made it: one of SIGNATURES, OPERATIONS or KNOWN_METHODS (read/library.py).
+
+    `arguments` are named as the operation's documentation names them: see SIGNATURES.
 
     In a loop a value may depend on itself: assay.programs.walk goes through it once.
     """
@@ -88,7 +90,7 @@ class Value:
     order: int  # of evaluation
     name: str = ""  # of an attribute, a parameter, a called function
     constant: Any = UNKNOWN
-    thing: Any = None  # a function, class, instance or container of the program; of a run: the tensor
+    thing: Any = None  # a function, class, instance or container of the program; of a run: a Sight (run/sight.py)
     names: list[str] = field(default_factory=list)  # that it was bound to
     users: list[Value] = field(default_factory=list)
     given: dict[str, Place] = field(default_factory=dict)  # where each argument stands in the text of the operation
@@ -167,14 +169,14 @@ class Graph:
 # the names of the arguments --> the operations that have them, as torch names them
 _ARGUMENTS = {
     "input": (
-        "exp expm1 log log1p sqrt square abs neg sigmoid tanh relu sign logsigmoid repeat tile expand view "
-        "reshape permute clone detach isfinite isnan logical_not"
+        "exp expm1 log log1p sqrt square abs neg sigmoid tanh relu sign logsigmoid rsqrt reciprocal unique repeat "
+        "tile expand view reshape permute clone detach isfinite isnan logical_not"
     ),
     "input other": (
         "add sub mul div floordiv mod matmul minimum maximum eq ne lt le gt ge expand_as logical_and logical_or"
     ),
     "input dim keepdim": "logsumexp mean sum median nanmean min max amin amax any all argmax argmin",
-    "input dim": "softmin cumsum cumprod unbind squeeze unsqueeze",
+    "input dim": "softmin count_nonzero cumsum cumprod unbind squeeze unsqueeze",
     "input dim dtype": "softmax log_softmax",
     "input dim index": "gather index_select",
     "input dim index src": "scatter scatter_add",
@@ -193,7 +195,7 @@ _ARGUMENTS = {
     "tensors dim": "cat stack",
     "input dim0 dim1": "transpose",
     "input target weight size_average ignore_index reduce reduction": "nll_loss",
-    "input target size_average reduce reduction": "mse_loss",
+    "input target size_average reduce reduction": "mse_loss smooth_l1_loss",
     "n": "randperm",
     "input dim unbiased keepdim": "std var",
     "input num_classes": "one_hot",
@@ -230,6 +232,96 @@ ALIASES = {other: op for op, others in _SPELLINGS.items() for other in others.sp
 _KEYWORDS = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "self": "input", "dims": "dim",
              "a_min": "min", "a_max": "max", "arr": "input", "indices": "index"}  # fmt: skip
 
+# What else an `op` may be, besides SIGNATURES and KNOWN_METHODS (read/library.py): what a reader makes of the text.
+OPERATIONS = {
+    # names and constants
+    "constant": "a number, a text, None: `constant`",
+    "config": "a constant that a user may set: a flag's default, a field of a dataclass, a setting",
+    "string": "an f-string; `arguments` are the values in it",
+    "parameter": "of a function that nobody calls, or that was given nothing for it",
+    "unknown": "the text does not say what it is",
+    "phi": "one of several values, the text does not say which: after an `if`, in a loop, `x or y`",
+    "exception": "what `except ... as error` binds",
+    # functions, classes and objects: `thing` holds them
+    "function": "a function of the program",
+    "class": "a class of the program",
+    "instance": "an object of a class of the program",
+    "bound": "a method of such an object, without a call",
+    "partial": "functools.partial(...)",
+    "library": "a module, function or class of a library: `name` is its path",
+    "call": 'a call of something that is not one of our operations: `name` is its path; "callee" if it is a value',
+    "method": "a method that is not one of our operations: `name`",
+    "super": "super().method(...) of a library's class",
+    "misfit": "a call with more arguments than the function has: it raises",
+    "starred": "*values in a call, where the text does not list them",
+    # containers
+    "listing": "a list, tuple or set, a comprehension, what a generator yields",
+    "table": "a dictionary or a namespace",
+    "list_repeat": "[x] * n",
+    "append": "items.append(x); of a set: add",
+    "items": "table.items()",
+    "keys": "table.keys()",
+    "values": "table.values(), where the text shows none",
+    "element": "one of what a container, a loop or a result holds",
+    "index": "x[...]; a part of what is unpacked",
+    "slice": "a:b:c between brackets",
+    "setitem": "x after x[...] = value",
+    "attribute": "x.name",
+    "setattr": "x.name = value",
+    "in_place": "an event: x += y, or a method that changes x: x.mul_(y)",
+    "len": "len(x)",
+    # what a loop runs over
+    "range": "range(...)",
+    "zip": "zip(...)",
+    "enumerate": "enumerate(x)",
+    "reversed": "reversed(x)",
+    "progress": "tqdm(x)",
+    "dataloader": "DataLoader(x)",
+    "tensor_dataset": "TensorDataset(x, y)",
+    # truth
+    "not": "not x",
+    "and": "x and y; a < b < c",
+    "bool": "`and` or `or` whose end is known",
+    "is": "x is y",
+    "is_not": "x is not y",
+    "in": "x in y",
+    "not_in": "x not in y",
+    "assert": "assert x",
+    # arithmetic without a signature
+    "xor": "x ^ y",
+    "shift": "x << y, x >> y",
+    "rsub": "torch.rsub(x, y) is y - x",
+    # numbers that stay as they are
+    "cast": "the same numbers in another precision, on another device, gathered: CASTS",
+    "leave": "out of torch: LEAVES, float(x)",
+    # networks, optimizers, sampling
+    "module": "a layer of torch.nn: `name`",
+    "pretrained": "a network that transformers loads",
+    "submodule": "a part of a network",
+    "deepcopy": "a copy, of a network above all",
+    "wrapped": "a network in DDP, peft, torch.compile, deepspeed",
+    "moved": "model.to(...), model.half(): the network itself goes on",
+    "requires_grad_": "model.requires_grad_(...)",
+    "forward": 'a pass of a network: "model", "output" if its code was read, "given_..." for what it was given',
+    "prepare": "accelerator.prepare(...): what was given goes on",
+    "scaled": "scaler.scale(loss)",
+    "optimizer": "an optimizer of torch, or of a library like it",
+    "scheduler": "of a learning rate",
+    "categorical": "torch.distributions.Categorical",
+    "parser": "argparse.ArgumentParser(), HfArgumentParser(...)",
+}
+# In a run every function of torch is an operation, under torch's own name. These are the ones that checks ask for, and
+# two that are not functions of torch.
+OPERATIONS_OF_RUNS = {
+    "given": "a tensor that was there before it was seen",
+    "changed": "a tensor that something else has written into",
+    "dot": "torch.dot(x, y)",
+    "empty": "torch.empty(...): its numbers mean nothing",
+    "empty_like": "torch.empty_like(x)",
+    "new_empty": "x.new_empty(...)",
+    "nonzero": "torch.nonzero(x)",
+}
+
 # methods and functions that give the same numbers in another form
 CASTS = frozenset(
     "to float double half bfloat16 long int bool cuda cpu type astype contiguous requires_grad_ type_as npu xpu "
@@ -238,7 +330,7 @@ CASTS = frozenset(
 RESHAPES = frozenset("view reshape flatten squeeze unsqueeze".split())
 # the same numbers in another shape, order, precision or selection
 SAME_NUMBERS = RESHAPES | frozenset(
-    "cast transpose permute clone detach contiguous expand expand_as element stack cat pad pad_sequence split chunk "
+    "cast transpose permute clone detach expand expand_as element stack cat pad pad_sequence split chunk "
     "unbind index_select repeat".split()
 )
 LEAVES = frozenset({"item", "tolist", "numpy"})  # out of torch: nothing can be differentiated behind them

@@ -82,8 +82,8 @@ class Program:
         return [(loss, self.terms.of(loss)) for loss in found.values()]
 
     @cached_property
-    def weights(self) -> frozenset[int]:
-        """ids of all values that become a factor of a policy term: advantages and what they are made of."""
+    def policy_factor_ids(self) -> frozenset[int]:
+        """id() of all values that become a factor of a policy term: advantages and what they are made of."""
         policy = [term for _, terms in self.losses for term in terms if term.is_policy]
         factors = [factor for term in policy for factor in self.terms.factors(term)]
         ends = ("forward", "generate", "multinomial")

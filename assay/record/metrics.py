@@ -75,6 +75,16 @@ TIMINGS: dict[str, str] = {
     "memory_bytes_<stage>": "Memory in use at the end of one stage, in bytes.",
 }
 
+# Beyond these a number is not rounding.
+LARGEST_FLOAT32 = 1e-3  # of any |difference| of two log-probs: sound float32 arithmetic leaves 3e-5
+MEAN_LOW_PRECISION = 0.1  # of the mean |difference|: bfloat16 leaves 0.03, and up to 1 at single tokens
+FIRST_RATIO_LIMIT = 1e-3  # of |ratio - 1| before any update: the same arithmetic twice gives 0 in any precision
+
+
+def mismatch_limit(dtype: str | None) -> tuple[str, float]:
+    """The metric that shows whether sampler and trainer differ by more than rounding, and its limit."""
+    return ("mismatch_max", LARGEST_FLOAT32) if dtype == "float32" else ("mismatch_mean", MEAN_LOW_PRECISION)
+
 
 def metrics_row(record: StepRecord) -> Row:
     rollouts = [rollout for group in record.groups for rollout in group.rollouts]

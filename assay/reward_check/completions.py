@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ def read_completions(path: Path, task: Task) -> list[tuple[Problem, list[str]]]:
     """Problems in the order of the file, each with its completions. Rows of one id (or prompt) are one group."""
     groups: dict[str, tuple[Problem, list[str]]] = {}
     known: dict[str, Problem] = {}
-    for row in json_lines(path):
+    for row in json_lines(path, json.JSONDecoder()):  # logs of completions may hold NaN beside them
         fields = _checked_fields(row)
         key = str(fields.get("id", fields.get("prompt")))
         if key not in groups:

@@ -28,7 +28,7 @@ PLURALS = {"prompts": "prompt", "completions": "completion", "answers": "answer"
 POSITIONAL = ("prompt", "completion", "answer")  # what three parameters of any name get
 REPLY_LENGTH = 1_000_000  # characters per completion; a longer reply would only fill the records
 
-Sample = Mapping[str, Any]  # one completion to be scored: a value for each of NAMES
+ToScore = Mapping[str, Any]  # one completion to be scored: a value for each of NAMES
 Result = dict[
     str, Any
 ]  # {"components": {name: number}}, with process rewards {"steps": [number]} too; or {"error": ..., "trace": ...}
@@ -56,7 +56,7 @@ class LoadedReward:
         known = {*NAMES, *self.fixed_arguments, *(PLURALS if self.is_batched else ())}
         return tuple(name for name in self.required if name not in known)
 
-    def results(self, samples: Sequence[Sample], *, timeout: float, separator: str) -> list[Result]:
+    def results(self, samples: Sequence[ToScore], *, timeout: float, separator: str) -> list[Result]:
         """One result per sample. Whatever the function does, it is an error with a reason, never a number."""
         if self.is_batched:
             return self._batch(samples, separator)
@@ -64,16 +64,16 @@ class LoadedReward:
             return _runner().run(self._side_by_side(samples, timeout, separator))
         return [self._single(sample, separator) for sample in samples]
 
-    def _single(self, sample: Sample, separator: str) -> Result:
+    def _single(self, sample: ToScore, separator: str) -> Result:
         try:
             return _result(self._call({**sample["fields"], **sample}), sample, separator)
         except BaseException as error:  # the boundary to user code: the reason travels as a failed Score
             return describe(error)
 
-    async def _side_by_side(self, samples: Sequence[Sample], timeout: float, separator: str) -> list[Result]:
+    async def _side_by_side(self, samples: Sequence[ToScore], timeout: float, separator: str) -> list[Result]:
         import asyncio
 
-        async def score(sample: Sample) -> Result:
+        async def score(sample: ToScore) -> Result:
             try:
                 args, kwargs = self._arguments({**sample["fields"], **sample})
                 call: Any = self.function(*args, **kwargs)
@@ -88,7 +88,7 @@ class LoadedReward:
 
         return list(await asyncio.gather(*map(score, samples)))
 
-    def _batch(self, samples: Sequence[Sample], separator: str) -> list[Result]:
+    def _batch(self, samples: Sequence[ToScore], separator: str) -> list[Result]:
         columns: dict[str, Any] = {key: [sample["fields"].get(key) for sample in samples] for key in _keys(samples)}
         columns |= {name: [sample[name] for sample in samples] for name in NAMES}
         columns |= {plural: columns[name] for plural, name in PLURALS.items()}
@@ -206,7 +206,7 @@ def _component_name(name: str) -> str:
     return without_secrets(name)
 
 
-def _result(value: object, sample: Sample, separator: str) -> Result:
+def _result(value: object, sample: ToScore, separator: str) -> Result:
     result = check_value(value, sample["completion"].split(separator))
     length = len(json.dumps(result))
     if length > REPLY_LENGTH:
@@ -214,7 +214,7 @@ def _result(value: object, sample: Sample, separator: str) -> Result:
     return result
 
 
-def _keys(samples: Sequence[Sample]) -> list[str]:
+def _keys(samples: Sequence[ToScore]) -> list[str]:
     return list(dict.fromkeys(key for sample in samples for key in sample["fields"]))
 
 

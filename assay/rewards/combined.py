@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assay.grpo import REWARD_LIMIT
-from assay.rewards.call import Result, Sample
+from assay.rewards.call import Result, ToScore
 from assay.rewards.failures import failure_of
 from assay.rewards.pool import Pool
 from assay.rewards.steps import step_ends
@@ -61,7 +61,7 @@ class Combined:
                 index = left[sample]
                 keep(index, functions[function].name, self._part(pairs[index][1], function, result))
 
-            self.pool.score([_sample(*pairs[index]) for index in left], on_result)
+            self.pool.score([_to_score(*pairs[index]) for index in left], on_result)
         return [scores[index] for index in range(len(pairs))]
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ def _is_failed(parts: Parts) -> bool:
     return any(part.error for part in parts.values())
 
 
-def _sample(prompt: Prompt, rollout: Rollout) -> Sample:
+def _to_score(prompt: Prompt, rollout: Rollout) -> ToScore:
     return {
         "prompt": prompt.text,
         "completion": rollout.text,

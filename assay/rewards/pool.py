@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.rewards.call import Result, Sample
+from assay.rewards.call import Result, ToScore
 from assay.rewards.failures import load_error
 from assay.rewards.limits import refuse_too_few_files
 from assay.rewards.printed import Echo
@@ -82,7 +82,7 @@ class Pool:
         place: str = self._workers[0].functions[function]["place"]
         return place
 
-    def score(self, samples: Sequence[Sample], on_result: Callable[[int, int, Result], None]) -> None:
+    def score(self, samples: Sequence[ToScore], on_result: Callable[[int, int, Result], None]) -> None:
         """Calls on_result(sample, function, result), by number, for each pair, as they come. It may raise, and so may
         check_interrupt: what is under way then ends with it."""
         jobs = deque(self._jobs(samples))
@@ -132,7 +132,7 @@ class Pool:
         for worker in self._workers:
             worker.stop()
 
-    def _jobs(self, samples: Sequence[Sample]) -> Iterator[Job]:
+    def _jobs(self, samples: Sequence[ToScore]) -> Iterator[Job]:
         """Prompt by prompt, so that scores are complete early on."""
         for _, members in itertools.groupby(range(len(samples)), key=lambda index: samples[index]["id"]):
             group = tuple(members)
@@ -140,7 +140,7 @@ class Pool:
                 cuts = [group] if shown["by_group"] else [(index,) for index in group]
                 yield from (Job(number, cut) for cut in cuts)
 
-    def _begin(self, worker: Worker, job: Job, samples: Sequence[Sample]) -> None:
+    def _begin(self, worker: Worker, job: Job, samples: Sequence[ToScore]) -> None:
         if not worker.is_running:
             worker.start()
         elif not worker.is_starting:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from assay.machine.interpreter import python_command, python_environment
-from assay.rewards.call import REPLY_LENGTH, Sample
+from assay.rewards.call import REPLY_LENGTH, ToScore
 from assay.rewards.limits import is_out_of_memory, memory_limit, why_not_started
 from assay.rewards.modules import files_of
 from assay.rewards.printed import Printed
@@ -82,7 +82,7 @@ class Worker:
         self._longest_reply = REPLY_LENGTH
         self._send(self._setup, START_SECONDS)
 
-    def ask(self, function: int, samples: Sequence[Sample], seconds: float) -> None:
+    def ask(self, function: int, samples: Sequence[ToScore], seconds: float) -> None:
         self._number += 1
         self.printed = Printed()
         self._longest_reply = REPLY_LENGTH * (2 * len(samples) + 1)

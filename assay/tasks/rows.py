@@ -37,13 +37,15 @@ def read_rows(path: Path) -> Iterator[FileRow]:
             yield from readers[file.suffix](file)
 
 
-def json_lines(path: Path) -> Iterator[FileRow]:
+def json_lines(path: Path, decoder: json.JSONDecoder | None = None) -> Iterator[FileRow]:
+    """The rows of a file of JSON lines, read strictly unless another decoder is given."""
     with _file_faults(path), path.open("rb") as stream:  # bytes: a text stream also breaks lines where JSON does not
+        fix = "every line must be one JSON object"
         for number, line in enumerate(stream, start=1):
             where = f"{path}: line {number}"
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             if text:
-                yield FileRow(where, number, _object(where, _parse(where, text, "every line must be one JSON object")))
+                yield FileRow(where, number, _object(where, _parse(where, text, fix, decoder)))
 
 
 def fingerprint_of(path: Path) -> str:
@@ -127,9 +129,9 @@ def _only_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 STRICT_JSON = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_only_once)  # the constants: NaN and Infinity
 
 
-def _parse(where: str, text: str, fix: str) -> Any:
+def _parse(where: str, text: str, fix: str, decoder: json.JSONDecoder | None = None) -> Any:
     try:
-        return STRICT_JSON.decode(text)
+        return (decoder or STRICT_JSON).decode(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not valid JSON ({error.msg} at character {error.pos + 1}); {fix}") from error
     except _Doubled as error:

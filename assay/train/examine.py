@@ -1,6 +1,6 @@
 """StepInProgress + Learner + Update -> record Batch: one update measured closely, with all that was computed.
 
-    look = Examination(config, learner, work, place)
+    look = Examination(config, learner, current, progress)
     with look.watching():                                  computes the model's numbers again, in other ways
         learned = learner.update(..., observer=look)       keeps what the update saw
     batch = look.batch(learned.update)                     computes the loss again, and puts everything together
@@ -37,7 +37,7 @@ from assay.record.batch import PLAIN_FIELDS, Array, Batch
 from assay.record.settings import settings_of
 from assay.train.examined_rows import chosen_rows, logprobs_by_row, part_of, plan, score_otherwise
 from assay.train.progress import Progress, StepInProgress
-from assay.train.run.randomness import unmoved_generators
+from assay.train.randomness import unmoved_generators
 from assay.train.step import learner as learning
 from assay.train.step.learner import Learner
 from assay.types import Microbatch, Minibatch, StopReason, Update
@@ -46,28 +46,28 @@ Answer = TypeVar("Answer")
 
 
 class Examination:
-    """An Observer of one update. `failure` is a sentence if something could not be measured; the update goes on."""
+    """An UpdateObserver. `failure` is a sentence if something could not be measured; the update goes on."""
 
     def __init__(
-        self, config: Config, learner: Learner, work: StepInProgress, place: Progress, *, thorough: bool = True
+        self, config: Config, learner: Learner, current: StepInProgress, progress: Progress, *, thorough: bool = True
     ) -> None:
         """Not thorough: of the model only the plain log-probs are computed again."""
-        self.config, self.learner, self.work, self.place = config, learner, work, place
+        self.config, self.learner, self.current, self.progress = config, learner, current, progress
         self.thorough = thorough
-        self.minibatch: Minibatch = work.batch.minibatches[work.next_minibatch(place)]
+        self.minibatch: Minibatch = current.batch.minibatches[current.next_minibatch(progress)]
         self.failure = ""
         self._guard = Guard(self._fail)
         weights = sum(weight.numel() for weight in learner.policy.model.parameters())
-        self.plan = plan(weights, len(work.samples), has_reference=learner.reference is not None)
-        self.rows = chosen_rows(self.minibatch, work, self.plan)
+        self.plan = plan(weights, len(current.samples), has_reference=learner.reference is not None)
+        self.rows = chosen_rows(self.minibatch, current, self.plan)
         self.whole = len(self.rows) == sum(len(batch.rows) for batch in self.minibatch.microbatches)
-        groups = work.collected.groups
+        groups = current.collected.groups
         # as the engine was given and returned them, whatever became of them on their way to the loss
         self._prompts = [group.prompt for group in groups for _ in group.rollouts]
         self._sampled = [rollout for group in groups for rollout in group.rollouts]
         self._rewards = [reward for group in groups for reward in group.rewards]
         self._group = [number for number, group in enumerate(groups) for _ in group.rollouts]
-        samples = [work.samples[row].rollout for row in self.rows]
+        samples = [current.samples[row].rollout for row in self.rows]
         self._width = max(len(rollout.tokens) for rollout in (*samples, *(self._sampled[row] for row in self.rows)))
         self._parts: list[Part] = []
         self._inputs = RowInputs(learner.policy, self.rows)
@@ -131,7 +131,7 @@ class Examination:
                 "completion": [self._sampled[row].text for row in rows],
                 "prompt_id": [self._prompts[row].id for row in rows],
             },
-            source=f"step {self.place.step + 1}, update {self.place.update + 1}",
+            source=f"step {self.progress.step + 1}, update {self.progress.update + 1}",
         )
 
     def _ask_the_model(self) -> dict[str, Array]:
@@ -155,7 +155,7 @@ class Examination:
 
     def _scored(self) -> Iterator[tuple[str, list[Tensor]]]:
         """By the trainer's own scoring."""
-        policy, samples = self.learner.policy, [self.work.samples[row] for row in self.rows]
+        policy, samples = self.learner.policy, [self.current.samples[row] for row in self.rows]
         room = max(len(batch.rows) for batch in self.minibatch.microbatches)
         yield from score_otherwise(policy, self.config, samples, room, self._logprobs_by_row, self.plan.questions)
         again: dict[int, Tensor] = {}
@@ -170,7 +170,8 @@ class Examination:
         return logprobs_by_row(self.learner.policy, batch)
 
     def _loss_of(self, part: Part) -> Loss:
-        """By `policy_loss` as the learner knows it."""
+        # looked up in the learner's module at each call: a plant (proof/plants/runs/) replaces it there, and the
+        # examination must measure the replaced one
         return learning.policy_loss(  # type: ignore[attr-defined]
             new_BT=part.tensors["new_logprobs"],
             old_BT=part.tensors["old_logprobs"],
@@ -180,7 +181,7 @@ class Examination:
             advantages_BT=part.tensors["advantages"],
             mask_BT=part.tensors["mask"],
             totals=self.minibatch.totals,
-            settings=self.learner.loss,
+            settings=self.learner.loss_settings,
         )
 
     def _ask_the_loss(self) -> tuple[dict[str, float], dict[str, Array]]:
@@ -224,9 +225,9 @@ class Examination:
 
     def _numbers(self, update: Update, probes: Mapping[str, float]) -> dict[str, Any]:
         numbers: dict[str, Any] = {
-            "step": self.place.step + 1,
-            "update": self.place.update,
-            "policy_version": self.place.policy_version,
+            "step": self.progress.step + 1,
+            "update": self.progress.update,
+            "policy_version": self.progress.policy_version,
             "tensors_without_gradient": 0,
             "numbers_changed_share": 0.0,  # of an update that was skipped
             **({} if self._weights is None else self._weights.after()),
@@ -244,10 +245,10 @@ class Examination:
         return numbers | dict(probes)
 
     def _settings(self, update: Update) -> dict[str, Any]:
-        totals, objective = self.minibatch.totals, OBJECTIVES[self.learner.loss.objective]
+        totals, objective = self.minibatch.totals, OBJECTIVES[self.learner.loss_settings.objective]
         settings = settings_of(self.config) | {
             "eos_ids": tuple(self.learner.policy.eos_ids),
-            "process_rewards": any(score.steps for group in self.work.collected.groups for score in group.scores),
+            "process_rewards": any(score.steps for group in self.current.collected.groups for score in group.scores),
             "learning_rate": update.learning_rate,
             "microbatches": len(self.minibatch.microbatches),
         }
@@ -264,8 +265,8 @@ class Examination:
         return otherwise if self.failure else self._guard.attempt(question, otherwise)
 
     def _fail(self, error: Exception) -> None:
-        self.failure = not_examined(self.place, error)
+        self.failure = not_examined(self.progress, error)
 
 
-def not_examined(place: Progress, error: Exception) -> str:
-    return f"update {place.update + 1} of step {place.step + 1} could not be examined: {short_reason(error)}"
+def not_examined(progress: Progress, error: Exception) -> str:
+    return f"update {progress.update + 1} of step {progress.step + 1} could not be examined: {short_reason(error)}"

@@ -15,13 +15,13 @@ from torch import Tensor
 from assay.config import Config
 from assay.policy.policy import Policy
 from assay.train.progress import StepInProgress
-from assay.train.step.pack import packed_for
+from assay.train.step.pack import pack_for_policy
 from assay.types import Microbatch, Minibatch, Sample
 
 MOST_ROWS = 16
-LEAST_ROWS = 8  # of a step that is so small that nobody notices what they cost
+LEAST_ROWS = 8  # in a small step these cost nothing that is noticed
 PASSES = 1.5  # forward passes of the step that the questions to the model may cost
-LARGE = 20_000_000  # weights from which on everybody notices what a pass costs
+LARGE = 20_000_000  # models with more weights than this are large: one pass is noticeable
 LEAST_ROWS_LARGE, PASSES_LARGE = 4, 0.5  # of such a model: a run has some 20 steps of 6 passes or more
 ALL, FEW = 5, 3  # questions to a policy: plain log-probs, scored again, padded; and, of all, permuted and alone
 LONGER = 8  # tokens by which a dummy row is longer than the rows that are to be padded
@@ -52,13 +52,13 @@ def plan(weights: int, samples: int, *, has_reference: bool) -> Plan:
     return Plan(max(LEAST_ROWS_LARGE, affordable(PASSES_LARGE, FEW)), FEW, cuts_groups=True)
 
 
-def chosen_rows(minibatch: Minibatch, work: StepInProgress, plan: Plan) -> list[int]:
+def chosen_rows(minibatch: Minibatch, current: StepInProgress, plan: Plan) -> list[int]:
     """Samples to examine: whole groups in the order of the step, as far as they are in the update. If none of them has
     a signal and another group has, that one takes the place of the last. Of a group that is larger than the plan those
     with the lowest and the highest advantages are taken, where it may be cut."""
     present = {row for batch in minibatch.microbatches for row in batch.rows}
     groups, first = [], 0
-    for group in work.collected.groups:
+    for group in current.collected.groups:
         rows = [row for row in range(first, first + len(group.rollouts)) if row in present]
         first += len(group.rollouts)
         if rows:
@@ -69,13 +69,13 @@ def chosen_rows(minibatch: Minibatch, work: StepInProgress, plan: Plan) -> list[
             chosen.append(rows)
 
     def has_signal(rows: Sequence[int]) -> bool:
-        return any(np.any(work.samples[row].advantage) for row in rows)
+        return any(np.any(current.samples[row].advantage) for row in rows)
 
     if not any(map(has_signal, chosen)):
         chosen[-1] = next((rows for rows in groups if has_signal(rows)), chosen[-1])
     wanted = [row for rows in chosen for row in rows]
     if plan.cuts_groups and len(wanted) > plan.rows:
-        ordered = sorted(wanted, key=lambda row: float(np.mean(work.samples[row].advantage)))
+        ordered = sorted(wanted, key=lambda row: float(np.mean(current.samples[row].advantage)))
         low = (plan.rows + 1) // 2
         wanted = ordered[:low] + ordered[len(ordered) - plan.rows + low :]
     return sorted(wanted)
@@ -109,7 +109,7 @@ def score_otherwise(
 def pack_one(policy: Policy, config: Config, samples: Sequence[Sample], rows: Sequence[int]) -> Microbatch:
     """These rows in one forward pass, as the trainer packs them."""
     one_pass = replace(config, optimizer=replace(config.optimizer, microbatches=1, pass_tokens=0))
-    (minibatch,) = packed_for(policy, one_pass, samples, rows, minibatches=1)
+    (minibatch,) = pack_for_policy(policy, one_pass, samples, rows, minibatches=1)
     return minibatch.microbatches[0]
 
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from assay.train.progress import CollectedGroups, Progress, StepInProgress
-from assay.train.step.learner import Learned
-from assay.types import FrozenBatch, Group, Minibatch, Prompt, Rollout, Sample
+from assay.types import FrozenBatch, Group, Learned, Minibatch, Prompt, Rollout, Sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from typing import Any
 from torch import Tensor
 
 from assay.machine.secrets import without_secrets
-from assay.train.step.learner import Learned
 from assay.types import (
     NO_SIGNAL,
     FrozenBatch,
     FrozenLogprobs,
     Group,
+    Learned,
     Minibatch,
     Prompt,
     Rollout,
@@ -125,12 +125,12 @@ def from_checkpoint(
     tensors: Mapping[str, Tensor],
     state: Mapping[str, Any],
     credit: Callable[[Sequence[Group]], tuple[Sample, ...]],
-    cut: Callable[[Sequence[Sample]], tuple[Minibatch, ...]],
+    pack: Callable[[Sequence[Sample]], tuple[Minibatch, ...]],
     epochs: int,
 ) -> StepInProgress:
     groups = tuple(_group(group) for group in state["groups"])
     samples = credit(groups)
-    minibatches = cut(samples)
+    minibatches = pack(samples)
     frozen, new = [], []
     for index, minibatch in enumerate(minibatches):
         keys = [f"{index}.{part}" for part in range(len(minibatch.microbatches))]

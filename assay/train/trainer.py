@@ -1,6 +1,6 @@
 """The trainer class of the field's tutorials: a model, a reward function, an optimizer -> a better model.
 
-A facade. The loop is train/loop.py, sampling is engine/shared_weights.py, advantages and loss are grpo.py, masks are
+A facade. The loop is train/loop.py, sampling is engine/, advantages and loss are grpo.py, masks are
 train/step/pack.py, the update is train/step/learner.py, the checks of a user's values are train/user_checks.py.
 
 Shape legend: P prompts, G completions per prompt, N = P * G rows with the members of a group adjacent, B rows,
@@ -22,20 +22,20 @@ import torch
 from torch import Tensor, nn
 
 from assay.config import Config, ConfigError, from_mapping
-from assay.engine.shared_weights import SharedWeightsEngine
+from assay.engine.open import open_engine
 from assay.grpo import kl_estimate, policy_loss
 from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, check_room, end_tokens
 from assay.policy.probe import open_policy, rejoin_family, vocabulary_of
 from assay.train.loop import train
 from assay.train.progress import Progress
+from assay.train.randomness import derived_seed
 from assay.train.run.budget import budgeted
-from assay.train.run.randomness import derived_seed
 from assay.train.show.clock import StageClock
 from assay.train.show.display import Display
 from assay.train.step.credit import advantages_of
 from assay.train.step.failed_rewards import FailedRewards
 from assay.train.step.learner import Learner
-from assay.train.step.verbs import StepStages
+from assay.train.step.verbs import StepVerbs
 from assay.train.trainer_step import CallerPrompts, CallerReward, Stats, StepStats
 from assay.train.user_checks import check_problems, check_tensors, numbers, short
 from assay.types import Prompt, Rollout, Totals
@@ -154,7 +154,7 @@ class GRPOTrainer:
             total_updates=1,  # a constant rate does not look at it
             optimizer=optimizer,
         )
-        self.engine = SharedWeightsEngine(self.policy)
+        self.engine = open_engine(self.policy)
         self.optimizer = self.learner.optimizer
         self.vocabulary = vocabulary_of(self.policy)
         self.progress = Progress()
@@ -296,11 +296,14 @@ class GRPOTrainer:
     def _step(self, prompts: Sequence[Prompt], step: int, clock: StageClock) -> Stats:
         """One step of the loop in train/loop.py."""
         self.model.eval()  # the caller may have changed it since
-        self.policy = self.learner.policy = self.engine.policy = rejoin_family(self.policy, warnings.warn)
+        policy = rejoin_family(self.policy, warnings.warn)
+        if policy is not self.policy:
+            self.policy = self.learner.policy = policy
+            self.engine = open_engine(policy)
         config = replace(self.config, rollout=replace(self.config.rollout, prompts=len(prompts)))
         source = CallerPrompts(prompts, config.run.seed)
         reward = CallerReward(self._reward, config.reward.max_failed, config.reward.timeout, self.policy.device)
-        verbs = StepStages(config, self.learner, self.engine, source, reward, FailedRewards(config), clock)
+        verbs = StepVerbs(config, self.learner, self.engine, source, reward, FailedRewards(config), clock)
         stats = StepStats(config, clock)
         train(verbs.stages(stats.record, stats.safe_point), replace(self.progress, step=step, update=0), None, step + 1)
         self.progress = stats.progress

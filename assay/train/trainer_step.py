@@ -20,7 +20,7 @@ from assay.record.metrics import metrics_row, timings_row
 from assay.rewards import Asked, OnScore
 from assay.train.failure import RunFailed
 from assay.train.progress import CollectedGroups, Progress, StepInProgress
-from assay.train.run.randomness import derived_seed
+from assay.train.randomness import derived_seed
 from assay.train.show.clock import StageClock
 from assay.train.user_checks import numbers
 from assay.types import Prompt, Rollout, Score, StepRecord
@@ -127,7 +127,7 @@ class StepStats:
     def record(self, current: StepInProgress, progress: Progress) -> None:
         has_reference = self.config.needs_reference
         record = StepRecord(
-            step=progress.step,
+            step=progress.step,  # here the caller numbers the steps; `assay train` counts from 1
             policy_version=progress.policy_version,
             groups=current.collected.groups,
             samples=current.samples,

@@ -61,35 +61,36 @@ class RunWatch:
         self._examinations = 0
         self._stop: DoctorStop | None = None
 
-    def __bool__(self) -> bool:
+    @property
+    def is_watched(self) -> bool:
         return self.watcher is not None
 
     @contextmanager
-    def examination(self, work: StepInProgress, place: Progress) -> Iterator[Examination | None]:
-        """An observer for the update at `place`, if that is to be examined."""
-        if not self or not self._is_due(work, place):
+    def examination(self, current: StepInProgress, progress: Progress) -> Iterator[Examination | None]:
+        """An observer for the update at `progress`, if that is to be examined."""
+        if not self.is_watched or not self._is_due(current, progress):
             yield None
             return
         # whether the trainer's own scoring depends on its micro-batches is measured once: that is most of the cost
         thorough = self._examinations == 0
         self._examinations += 1
         try:
-            look = Examination(self.config, self.learner, work, place, thorough=thorough)
+            look = Examination(self.config, self.learner, current, progress, thorough=thorough)
         except FAULTS as error:  # nothing in here may end a run
-            self._say_not_examined(not_examined(place, error))
+            self._say_not_examined(not_examined(progress, error))
             yield None
             return
         with look.watching():
             yield look
 
-    def _is_due(self, work: StepInProgress, place: Progress) -> bool:
+    def _is_due(self, current: StepInProgress, progress: Progress) -> bool:
         """The first update that this process makes, where new is still old; and the last one of the next step, where
         the ratio has moved, tokens are clipped and the policy has left its reference."""
         if self._first_step is None:
-            self._first_step = place.step
+            self._first_step = progress.step
             return True
-        is_last = place.update + 1 == work.batch.epochs * len(work.batch.minibatches)
-        return self._examinations == 1 and place.step > self._first_step and is_last
+        is_last = progress.update + 1 == current.batch.epochs * len(current.batch.minibatches)
+        return self._examinations == 1 and progress.step > self._first_step and is_last
 
     def examined(self, look: Examination, update: Update) -> None:
         batch = look.batch(update)
@@ -99,7 +100,7 @@ class RunWatch:
                 self._say_not_examined(look.failure)
                 return
             if self.config.record.rollouts != "none":
-                self._write(batch, look.place)
+                self._write(batch, look.progress)
             self._notify(lambda watcher: watcher.examined(batch))
 
     def _say_not_examined(self, sentence: str) -> None:
@@ -132,8 +133,8 @@ class RunWatch:
             self.directory.append_event("doctor failed", reason=sentence)
             self.say(sentence)
 
-    def _write(self, batch: Batch, place: Progress) -> None:
-        name = f"examined/step-{place.step + 1:06d}-update-{place.update + 1}.safetensors"
+    def _write(self, batch: Batch, progress: Progress) -> None:
+        name = f"examined/step-{progress.step + 1:06d}-update-{progress.update + 1}.safetensors"
         file = self.directory.path / name
         try:
             file.parent.mkdir(exist_ok=True)

@@ -15,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.programs.run.observe.guard import attempt, sentence
+from assay.programs.run.observe.guard import sentence
+from assay.programs.run.observe.guard import shielded as attempt
 from assay.watch.imports import AfterImport
 from assay.watch.process import run_script
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,14 +13,13 @@ from types import FrameType
 from typing import Any
 
 from assay.doctor.catalogue import catalogue
+from assay.doctor.command import in_colour, print_report, width_of_terminal
 from assay.doctor.report import FORMATS, escape
 from assay.doctor.report.select import select
 from assay.machine import durable
 from assay.machine.interpreter import python_command
 from assay.machine.user_error import UserError
 
-_WIDEST = 120
-_NO_TERMINAL = (100, 24)
 _BY_SIGNAL = 128  # a shell's exit code of a process that a signal ended
 
 
@@ -48,7 +45,6 @@ def run(
     """
     _look_at(script, steps, how, out)
     select(catalogue(), chosen, ignored)  # raises UnknownCode before the script runs
-    colour = out is None and sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     with tempfile.TemporaryDirectory(prefix="assay-watch-") as folder:
         result = Path(folder) / "report.json"
         settings = {
@@ -59,8 +55,8 @@ def run(
             "chosen": list(chosen),
             "ignored": list(ignored),
             "all_passes": all_passes,
-            "colour": colour,
-            "width": min(shutil.get_terminal_size(_NO_TERMINAL).columns, _WIDEST),
+            "colour": out is None and in_colour(sys.stderr),
+            "width": width_of_terminal(),
         }
         code = _wait(python_command("assay.watch.child", json.dumps(settings), str(script), *arguments))
         report: dict[str, Any] | None = json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
@@ -107,13 +103,11 @@ def _wait(command: Sequence[str]) -> int:
 
 
 def _print(report: dict[str, Any], out: Path | None) -> None:
-    text = f"{report['text']}\n"
     if out is None:
-        encoding = sys.stderr.encoding or "utf-8"
-        sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        print_report(report["text"], sys.stderr)
         return
     try:
-        durable.replace_file(out, text.encode("utf-8", "backslashreplace"))
+        durable.replace_file(out, f"{report['text']}\n".encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise WatchError(f"{out} could not be written: {durable.reason(error)}") from error
     print(f"{out}: {report['counts']}", file=sys.stderr)

@@ -12,7 +12,7 @@ from assay.record.batch import Batch
 
 ONE = 1e-3  # of |ratio - 1|: float32 leaves less
 ONE_16 = 5e-2
-MOST = 24  # lines
+MOST_LINES = 24  # lines
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ def ratio_lines(run: WatchedRun) -> list[str]:
         "ratio new / old, by rollout batch and update of it",
         "  batch update    mean     min     max  clipped  KL k1      KL k3",
     ]
-    for row in ratios[:MOST]:
+    for row in ratios[:MOST_LINES]:
         clipped = "      -" if row.clipped is None else f"{row.clipped:7.1%}"
         lines.append(
             f"  {row.step:5d} {row.update + 1:6d} {row.mean:7.4f} {row.low:7.4f} {row.high:7.4f}  {clipped} "
             f"{row.k1:9.2e} {row.k3:9.2e}"
         )
-    if len(ratios) > MOST:
-        lines.append(f"  and {len(ratios) - MOST} more")
+    if len(ratios) > MOST_LINES:
+        lines.append(f"  and {len(ratios) - MOST_LINES} more")
     return [*lines, f"  {sentence(ratios)}"]
 
 

@@ -11,10 +11,10 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.codec import TokenizerCodec
 from assay.policy.probe import examine_policy
 from assay.train.run.budget import budgeted
-from assay.train.run.machine import set_up
+from assay.train.run.cpu import set_up
 from assay.train.step.credit import credit
 from assay.train.step.learner import Learner
-from assay.train.step.pack import cut
+from assay.train.step.pack import pack_step
 from assay.types import Group, Prompt, Rollout, Score, StopReason
 from benchmarks.model.device import Clock, forget_peak, peak
 from benchmarks.model.prepare import load_model, tokenizer_of, weights_sum
@@ -147,7 +147,7 @@ class Contender:
             for prompt, group in zip(prompts, rollouts, strict=True)
         ]
         samples = credit(groups, self.config.advantage, {}, mask_truncated=False)
-        batch = self.learner.freeze(cut(samples, self.config, number, self.policy))
+        batch = self.learner.freeze(pack_step(samples, self.config, number, self.policy))
         for minibatch, frozen in zip(batch.minibatches, batch.frozen, strict=True):
             self.updates += self.learner.update(minibatch, frozen, number).update.applied
 

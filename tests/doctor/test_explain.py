@@ -93,6 +93,12 @@ def test_every_line_of_code_stands_on_a_line_of_its_own(illness):
     assert [line for line in page_on(illness, width=80, colour=False).splitlines() if line.startswith("    ")] == code
 
 
+@pytest.mark.parametrize("illness", catalogue(), ids=lambda illness: illness.code)
+def test_the_page_names_the_file_of_the_illness(illness):
+    assert f"Its file: {illness.file}" in page_on(illness, width=80, colour=False).splitlines()
+    assert illness.code in (DOCS.parent / illness.file).read_text()
+
+
 def test_json_holds_the_explanation_as_it_is_written():
     one = json.loads(explain("RAT01", "--json").stdout)
     assert (one["code"], one["severity"], one["looks_at"]) == ("RAT01", "harmful", ["batch", "curves", "source"])

@@ -45,7 +45,7 @@ def told(said):
 def only(monkeypatch, check, **changes):
     """A catalogue of one illness."""
     illness = replace(by_code("RAT01"), batch=check, curves=None, **changes)
-    monkeypatch.setattr(live, "catalogue", lambda: (illness,))
+    monkeypatch.setattr(live, "illnesses_looking_at", lambda *kinds: (illness,))
 
 
 def test_a_finding_is_told_at_once_with_evidence_and_fix_and_never_again(directory, monkeypatch):
@@ -124,7 +124,8 @@ def test_a_consequence_is_named_under_its_cause_also_if_it_is_seen_later(directo
     cause = replace(by_code("ALGN01"), batch=lambda batch: finding("cause"), curves=None, explains=frozenset({"RAT01"}))
     effects = []
     effect = replace(by_code("RAT01"), batch=lambda batch: finding("effect") if effects else cause.batch(batch))
-    monkeypatch.setattr(live, "catalogue", lambda: (cause, replace(effect, curves=None)) if effects else (cause,))
+    known = {True: (cause, replace(effect, curves=None)), False: (cause,)}
+    monkeypatch.setattr(live, "illnesses_looking_at", lambda *kinds: known[bool(effects)])
     doctor, said = doctor_of(directory)
     doctor.examined(healthy_batch())
     effects.append("now")

@@ -8,7 +8,7 @@ import torch
 
 from assay import grpo
 from assay.config.sections import LossConfig
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples import edit_batch, healthy_batch
 from assay.doctor.recompute import (
     advantages,
     gradients,
@@ -105,7 +105,7 @@ def test_without_settings_every_deliberate_variant_is_right(name):
 def test_settings_that_say_little_rule_out_little():
     batch = batch_of(NAMED["over no std (RLOO)"], std="none")
     assert nearest_advantages(batch).is_configured
-    assert not nearest_advantages(edited(batch, baseline="mean")).is_configured
+    assert not nearest_advantages(edit_batch(batch, baseline="mean")).is_configured
 
 
 def test_normalising_twice_may_be_gdpo_unless_a_sum_is_stated():
@@ -189,7 +189,7 @@ def test_a_prompt_drawn_twice_makes_two_groups():
     batch = batch_of([0.0] * 4, rewards=[1.0, 0.0, 3.0, 1.0], ids=[5] * 4, group_size=2)
     assert [rows.tolist() for rows in groups_of(batch)] == [[0, 1], [2, 3]]
     assert has_whole_groups(batch)
-    assert not has_whole_groups(edited(batch, group_size=3))
+    assert not has_whole_groups(edit_batch(batch, group_size=3))
 
 
 def test_equal_rewards_are_no_evidence_of_a_baseline():
@@ -227,7 +227,7 @@ MASK = healthy_batch().arrays["mask"]
 def test_every_variant_of_the_ratio_is_told_from_the_others(name):
     batch = healthy_batch(update=1)
     log_BT = np.where(MASK, batch.arrays["new_logprobs"] - batch.arrays["old_logprobs"], 0.0)
-    match = nearest_ratio(edited(batch, ratio=RATIOS[name](log_BT)))
+    match = nearest_ratio(edit_batch(batch, ratio=RATIOS[name](log_BT)))
     assert match.fits
     assert name in match.variant.name
     assert match.is_configured == (name == "exp(new - old)")
@@ -241,8 +241,8 @@ def test_a_ratio_of_one_accuses_nobody():
 def test_the_ratio_of_gspo_is_one_a_row():
     batch = moved(objective="gspo")
     assert nearest_ratio(batch).is_configured
-    assert nearest_ratio(edited(batch, ratio=batch.arrays["ratio"][:, 0])).is_configured
-    assert "the inverse" in nearest_ratio(edited(batch, ratio=1 / batch.arrays["ratio"][:, 0])).variant.name
+    assert nearest_ratio(edit_batch(batch, ratio=batch.arrays["ratio"][:, 0])).is_configured
+    assert "the inverse" in nearest_ratio(edit_batch(batch, ratio=1 / batch.arrays["ratio"][:, 0])).variant.name
 
 
 KLS = {
@@ -262,7 +262,7 @@ KLS = {
 def test_every_variant_of_the_kl_is_told_from_the_others(name):
     batch = healthy_batch(update=1)
     difference_BT = batch.arrays["new_logprobs"] - batch.arrays["ref_logprobs"]
-    match = nearest_kl(edited(batch, kl=np.where(MASK, KLS[name](difference_BT), np.nan)))
+    match = nearest_kl(edit_batch(batch, kl=np.where(MASK, KLS[name](difference_BT), np.nan)))
     assert match.fits
     assert name in match.variant.name
     assert match.variant.is_bug == (name not in ("k1", "k2", "k3", "|new - ref|"))
@@ -270,7 +270,7 @@ def test_every_variant_of_the_kl_is_told_from_the_others(name):
 
 def test_policy_and_reference_that_are_equal_accuse_nobody():
     batch = healthy_batch()
-    batch = edited(batch, ref_logprobs=batch.arrays["new_logprobs"], kl=np.zeros(MASK.shape))
+    batch = edit_batch(batch, ref_logprobs=batch.arrays["new_logprobs"], kl=np.zeros(MASK.shape))
     assert nearest_kl(batch).is_configured
 
 
@@ -305,7 +305,7 @@ def test_loss_and_gradient_are_those_of_torch(objective, kl_estimator, kl_gradie
     how = {"objective": objective, "kl_estimator": kl_estimator, "kl_gradient": kl_gradient, "cispo_max": 1.05}
     settings = replace(SETTINGS, dual_clip=1.1, clip_low=0.05, clip_high=0.1, **how)
     stated = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
-    batch = edited(healthy_batch(update=1), **stated, sequences=20, loss_tokens=140, max_tokens=15)
+    batch = edit_batch(healthy_batch(update=1), **stated, sequences=20, loss_tokens=140, max_tokens=15)
     expected, gradient_BT = through_torch(batch, settings)
     assert loss(batch) == pytest.approx(expected, rel=1e-10)
     found_BT = gradients(batch, weights(batch, aggregation_of(batch)))
@@ -317,7 +317,7 @@ def test_weights_by_hand():
     expected = {"sequence_mean": 0.25, "token_mean": 1 / 3, "constant": 0.05, "sum": 1.0, "row_sums": 0.5}
     for aggregation, weight in {**expected, "rollout_token_mean": 1 / 3, "padded_mean": 1 / 8}.items():
         assert weights(batch, aggregation)[0, 0] == pytest.approx(weight), aggregation
-    part = edited(batch, sequences=4, loss_tokens=6)
+    part = edit_batch(batch, sequences=4, loss_tokens=6)
     assert weights(part, "sequence_mean")[0, 0] == pytest.approx(0.125)
     assert weights(part, "token_mean")[0, 0] == pytest.approx(1 / 6)
     assert is_part(part)
@@ -356,7 +356,7 @@ def wrong_losses(batch):
 @pytest.mark.parametrize("name", wrong_losses(moved(kl_coef=1.0)))
 def test_every_wrong_loss_is_named(name):
     batch = moved(kl_coef=1.0, max_tokens=15, microbatches=2, clip_low=0.05, clip_high=0.05)
-    match = nearest_loss(edited(batch, loss=wrong_losses(batch)[name]))
+    match = nearest_loss(edit_batch(batch, loss=wrong_losses(batch)[name]))
     assert match.fits
     assert name in match.variant.name
     assert not match.is_configured

@@ -12,7 +12,7 @@ from assay.policy.causal_packing import CausalPacking
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
 from assay.policy.probe import examine_policy
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 from assay.types import Sample, StopReason
 
 PROMPTS = [prompt(0, (2, 3, 4)), prompt(1, (5,)), prompt(2, (6, EOS_ID, 7, 8, 9, 10, 11)), prompt(3, (11, 12))]
@@ -63,7 +63,7 @@ def trainers_and_samplers(policy, groups):
     samples = [
         Sample(one, rollout, 0.0, in_loss=True) for one, tries in zip(PROMPTS, groups, strict=True) for rollout in tries
     ]
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,

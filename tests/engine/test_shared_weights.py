@@ -11,7 +11,7 @@ from assay.policy.causal import CausalPolicy
 from assay.policy.causal_packing import CausalPacking
 from assay.policy.codec import TokenizerCodec
 from assay.policy.embedded import tokenizer
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 from assay.types import Sample, StopReason
 
 PROMPTS = [prompt(0, (2, 3, 4)), prompt(1, (5,)), prompt(2, (6, EOS_ID, 7, 8, 9, 10)), prompt(3, (11, 12))]
@@ -43,7 +43,7 @@ def trainer_logprobs(policy, prompts, groups):
     samples = [
         Sample(one, rollout, 0.0, in_loss=True) for one, tries in zip(prompts, groups, strict=True) for rollout in tries
     ]
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from assay.examine.guard import Guard
-from assay.examine.inputs import PassInputs, active_dropout
+from assay.examine.inputs import PassInputs, active_dropout, padding_mask
 from assay.examine.loss_probes import token_gradients
 from assay.examine.part import Part, join, join_inputs, sampled_fields, stack
 from assay.examine.weights import OF_EACH, Weights
@@ -120,10 +120,21 @@ def test_a_4d_mask_is_kept_as_the_padding_mask_that_it_stands_for():
         model(ids, attention_mask=shared)
     assert [given["attention_mask"].int().tolist() for given in inputs.passes[:2]] == [padding, padding]
     assert "attention_mask" not in inputs.passes[2]
-    assert "hides more than padding" in inputs.left_out
+    assert "does more than hide padding" in inputs.left_out
     with PassInputs(model, whole_masks=True).watching() as inputs:
         model(ids, attention_mask=shared)
     assert inputs.passes[0]["attention_mask"].dim() == 4
+
+
+def test_masks_of_0_and_1_are_read_and_heads_that_see_different_things_are_not_taken_for_padding():
+    padding = [[0, 1, 1], [1, 1, 1]]
+    whole = causal_mask(padding)
+    for mask in (whole.int(), whole.float()):
+        assert padding_mask(mask).int().tolist() == padding
+    by_head = whole.expand(2, 2, 3, 3).clone()
+    assert padding_mask(by_head).int().tolist() == padding
+    by_head[1, 1, 0, 2] = True  # one head sees the future
+    assert padding_mask(by_head) is None
 
 
 def test_faults_are_handed_over_and_signals_are_not():

@@ -12,8 +12,8 @@ from fixtures.small_models import PROMPTS, bigram
 from assay import grpo
 from assay.config import ConfigError, LossConfig, load, to_toml
 from assay.doctor.diagnosis import diagnose
-from assay.doctor.evidence.run import read_run
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.evidence.run_directory import read_run
+from assay.doctor.examples import edit_batch, healthy_batch
 from assay.doctor.live import LiveDoctor
 from assay.doctor.recompute import gradients, loss, nearest_loss, nearest_ratio
 from assay.doctor.recompute.loss import aggregation_of, weights
@@ -88,7 +88,7 @@ def test_a_run_with_it_is_recomputed_and_found_healthy(kind, tmp_path):
 def test_the_doctor_recomputes_its_loss_and_gradient(kind):
     with registered(kind):
         settings = LossConfig(objective="toy", kl_coef=0.05, clip_high=0.1)
-        batch = edited(healthy_batch(update=1), **asdict(settings), aggregation=None, loss=None, ratio=None)
+        batch = edit_batch(healthy_batch(update=1), **asdict(settings), aggregation=None, loss=None, ratio=None)
         arrays = {name: torch.tensor(values) for name, values in batch.arrays.items()}
         new_BT = arrays["new_logprobs"].requires_grad_(True)
         expected = grpo.policy_loss(
@@ -105,7 +105,7 @@ def test_the_doctor_recomputes_its_loss_and_gradient(kind):
         found_BT = gradients(batch, weights(batch, aggregation_of(batch)))
         gradient_BT = np.where(batch.arrays["mask"], new_BT.grad.numpy(), 0.0)
         np.testing.assert_allclose(found_BT, gradient_BT, atol=1e-9)
-        known = edited(batch, loss=expected.total.item(), ratio=expected.ratio_BT.numpy())
+        known = edit_batch(batch, loss=expected.total.item(), ratio=expected.ratio_BT.numpy())
         assert nearest_loss(known).is_configured
         assert nearest_ratio(known).is_configured
         other = grpo.policy_loss(
@@ -117,4 +117,4 @@ def test_the_doctor_recomputes_its_loss_and_gradient(kind):
             totals=totals(batch),
             settings=replace(settings, objective="sapo"),
         )
-        assert not nearest_loss(edited(batch, loss=other.total.item())).is_configured
+        assert not nearest_loss(edit_batch(batch, loss=other.total.item())).is_configured

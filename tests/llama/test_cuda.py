@@ -166,10 +166,10 @@ def test_a_slot_at_its_limit_stays_within_its_room():
     decoder.start([start(0, 0)])
     decoder.advance(1)
     decoder.look()()
-    others = decoder.run.caches[0][:, :, 1:2].fill_(3.0).clone()
+    others = decoder.memory.caches[0][:, :, 1:2].fill_(3.0).clone()
     decoder.advance(1)
     assert decoder.step.state_LF[0, fields.DONE.value] == 0
-    assert torch.equal(decoder.run.caches[0][:, :, 1:2], others)
+    assert torch.equal(decoder.memory.caches[0][:, :, 1:2], others)
     with pytest.raises(ValueError, match="without a look"):
         decoder.advance(1 + decoder.ahead)
 

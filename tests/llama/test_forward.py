@@ -117,18 +117,18 @@ def test_gradients_and_computing_again_change_no_bit(kind, adapters):
     family, (packed, _, _) = join_family(model), packed_of(GROUPS)
     with torch.no_grad():
         plain_ND = hidden_states(family, packed)
-    kept_ND, again_ND = hidden_states(family, packed), hidden_states(family, packed, recompute=True)
+    kept_ND, again_ND = hidden_states(family, packed), hidden_states(family, packed, checkpointing=True)
     assert torch.equal(plain_ND, kept_ND)
     assert torch.equal(plain_ND, again_ND)
     kept = gradients(our_loss(model), model)
-    again = gradients(our_loss(model, recompute=True), model)
+    again = gradients(our_loss(model, checkpointing=True), model)
     assert all(torch.equal(kept[name], again[name]) for name in kept)
 
 
 def test_computing_again_keeps_less():
     family, (packed, _, _) = join_family(model_of("llama", torch.float32)), packed_of(GROUPS)
     sizes = []
-    for recompute in (False, True):
+    for checkpointing in (False, True):
         kept = {}
 
         def keep(tensor, kept=kept):
@@ -136,7 +136,7 @@ def test_computing_again_keeps_less():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            hidden_states(family, packed, recompute=recompute)
+            hidden_states(family, packed, checkpointing=checkpointing)
         sizes.append(sum(kept.values()))
     assert sizes[1] < sizes[0] / 2
 

@@ -14,13 +14,13 @@ from assay.llama.packed import Segment
 from assay.policy.causal import CausalPolicy
 from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.probe import examine_policy, rejoin_family, with_family
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 
 CPU = torch.device("cpu")
 
 
 def batch_of(samples, share_prompts=Sharing.ALWAYS, window=None):
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,
@@ -136,7 +136,7 @@ def test_what_is_longer_than_the_window_is_said_once_by_whoever_meets_it_first()
             "by the portable path, slowly"
         )
         policy.logprobs(beyond.inputs)
-        roll_out(replace(policy, recompute=True), 5)
+        roll_out(replace(policy, checkpointing=True), 5)
         assert said == [sentence]
 
 

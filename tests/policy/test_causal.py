@@ -6,12 +6,12 @@ from fixtures.tiny import tiny_policy, uneven_samples
 
 from assay.policy.causal_packing import CausalPacking
 from assay.policy.codec import PromptRefused
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 from assay.types import Problem
 
 
 def logprobs(policy, samples):
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,

@@ -14,12 +14,12 @@ from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.load import with_adapter
 from assay.policy.probe import examine_policy
 from assay.train.step.learner import Learner
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 
 
 def batch_of(share_prompts=False):
     samples = uneven_samples()
-    return pack(
+    return pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,
@@ -47,12 +47,12 @@ MODELS = {"llama": lambda: tiny_policy().model, "gpt2": gpt2, "opt": opt}
 LAYERS = {"llama": "model.layers.0.mlp", "gpt2": "transformer.h.0.mlp", "opt": "model.decoder.layers.0.fc1"}
 
 
-def policy_of(name, recompute):
+def policy_of(name, checkpointing):
     torch.manual_seed(0)
     model = MODELS[name]()
-    if recompute:
+    if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return examine_policy(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0, recompute=recompute))
+    return examine_policy(CausalPolicy(model.eval(), tiny_policy().codec, (EOS_ID,), 1.0, checkpointing=checkpointing))
 
 
 def portable(policy):
@@ -77,7 +77,7 @@ def differentiated(policy, share_prompts=False):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_logprobs_to_the_bit_and_the_same_gradients(name):
-    plain, again = policy_of(name, recompute=False), policy_of(name, recompute=True)
+    plain, again = policy_of(name, checkpointing=False), policy_of(name, checkpointing=True)
     calls = counted(again, name)
     kept, recomputed = differentiated(portable(plain)), differentiated(portable(again))
     assert len(calls) == 2  # once forward, once more in the backward pass
@@ -103,7 +103,7 @@ def test_packed_too_the_logprobs_are_the_same_to_the_bit_and_less_is_kept(share_
         kept_bytes.append(sum(kept))
         return answer
 
-    plain, again = policy_of("llama", recompute=False), policy_of("llama", recompute=True)
+    plain, again = policy_of("llama", checkpointing=False), policy_of("llama", checkpointing=True)
     assert plain.family is not None
     assert again.family is not None
     kept, recomputed = measured(plain), measured(again)
@@ -114,14 +114,14 @@ def test_packed_too_the_logprobs_are_the_same_to_the_bit_and_less_is_kept(share_
 
 
 def test_a_layer_of_a_policy_that_keeps_its_activations_is_computed_once():
-    policy = portable(policy_of("llama", recompute=False))
+    policy = portable(policy_of("llama", checkpointing=False))
     calls = counted(policy, "llama")
     differentiated(policy)
     assert len(calls) == 1
 
 
 def test_without_a_gradient_nothing_is_recomputed_and_old_equals_new_to_the_bit():
-    policy = policy_of("opt", recompute=True)
+    policy = policy_of("opt", checkpointing=True)
     (batch,) = batch_of()[0].microbatches
     with torch.no_grad():
         old_BT = policy.logprobs(batch.inputs)[0]
@@ -130,7 +130,7 @@ def test_without_a_gradient_nothing_is_recomputed_and_old_equals_new_to_the_bit(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_module_is_in_eval_mode_afterwards_even_after_an_error(name):
-    policy = policy_of(name, recompute=True)
+    policy = policy_of(name, checkpointing=True)
     differentiated(policy)
     (batch,) = batch_of()[0].microbatches
     with pytest.raises(IndexError):
@@ -141,8 +141,8 @@ def test_every_module_is_in_eval_mode_afterwards_even_after_an_error(name):
 
 def test_generation_after_training_steps_is_that_of_a_run_without_checkpointing():
     rollouts = []
-    for recompute in (False, True):
-        policy = policy_of("llama", recompute)
+    for checkpointing in (False, True):
+        policy = policy_of("llama", checkpointing)
         assert policy.abilities.cache
         learner = Learner(policy, None, LossConfig(), OptimizerConfig(epochs=2, learning_rate=1e-3), 10)
         batch = learner.freeze(batch_of(share_prompts=True))
@@ -155,13 +155,13 @@ def test_generation_after_training_steps_is_that_of_a_run_without_checkpointing(
 
 def test_adapters_get_their_gradient_through_recomputed_layers():
     gradients = []
-    for recompute in (False, True):
+    for checkpointing in (False, True):
         settings = load(None, ["model.path=x", "model.lora_rank=2"])
-        policy = with_adapter(portable(policy_of("llama", recompute)), settings)
+        policy = with_adapter(portable(policy_of("llama", checkpointing)), settings)
         calls = counted(policy, "llama")
         (batch,) = batch_of()[0].microbatches
         policy.logprobs(batch.inputs)[0].sum().backward()
-        assert len(calls) == (2 if recompute else 1)
+        assert len(calls) == (2 if checkpointing else 1)
         gradients.append({n: w.grad for n, w in policy.model.named_parameters() if w.requires_grad})
     assert any(float(gradient.abs().max()) > 1e-3 for gradient in gradients[0].values())
     for name, gradient in gradients[0].items():

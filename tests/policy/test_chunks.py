@@ -10,14 +10,14 @@ from fixtures.tiny import portable_policy, prompt, tiny_policy, uneven_samples
 from assay.policy import causal
 from assay.policy.causal import Abilities
 from assay.policy.causal_packing import CausalPacking, Sharing
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 
 CPU = torch.device("cpu")
 LEAST = 16  # tokens of a chunk, however large the vocabulary is
 
 
 def batch_of(samples, share_prompts=False):
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,

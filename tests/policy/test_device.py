@@ -18,7 +18,7 @@ from assay.machine.device import as_current, missing_kernels
 from assay.policy.causal import CausalPolicy
 from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.probe import with_family
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 
 SECOND_GPU = torch.device("cuda:1")
 
@@ -56,7 +56,7 @@ def watched(monkeypatch, module, name, current):
 def test_an_update_launches_its_kernels_on_the_device_of_the_model(monkeypatch, current):
     policy = tiny_policy()
     samples = uneven_samples()
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,

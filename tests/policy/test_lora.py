@@ -17,7 +17,7 @@ from assay.record import RunError
 from assay.train.run.saved_weights import put_weights
 from assay.train.run.saver import trained_state
 from assay.train.step.learner import Learner
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 
 PROMPTS = [prompt(0, (2, 3, 4)), prompt(1, (5, 5))]
 
@@ -32,7 +32,7 @@ def adapted(policy=None, *overrides):
 
 def batch_of(samples=None):
     samples = samples or uneven_samples()
-    return pack(
+    return pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,

@@ -12,7 +12,7 @@ from assay.config import load
 from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.load import with_adapter
 from assay.policy.plain import plain_logprobs, plain_logprobs_of_rows
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 
 CPU = torch.device("cpu")
 
@@ -81,7 +81,7 @@ def test_the_prompts_logits_are_not_asked_for(obeys):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_it_agrees_with_the_trainers_own_scoring(temperature):
     policy, samples = tiny_policy(temperature=temperature), uneven_samples()
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples,
         range(8),
         minibatches=1,

@@ -14,7 +14,7 @@ from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.policy.load import load_policy
 from assay.policy.probe import with_family
 from assay.train.step.learner import Learner
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 from assay.types import Problem, Rollout, Sample, StopReason
 
 pytestmark = pytest.mark.skipif(
@@ -44,7 +44,7 @@ def answer(policy, prompt, text, advantage):
 
 
 def cut(samples, share_prompts=False):
-    return pack(
+    return pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,

@@ -9,7 +9,7 @@ from fixtures.cases import thorough
 from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
-from assay.doctor.examples import EOS, PAD, B, P, T, edited, healthy_batch
+from assay.doctor.examples import EOS, PAD, B, P, T, edit_batch, healthy_batch
 from assay.doctor.recompute.consistent import consistent
 from assay.engine.shared_weights import SharedWeightsEngine
 from assay.verdict import Confidence, State
@@ -108,7 +108,10 @@ FORMS = {
     "the engine has a T of its own": ("SAMP01", Plant((), {GENERATE: _engine_with_a_temperature_of_its_own})),
     "the engine goes on behind EOS": ("MASK02", Plant((), {GENERATE: _goes_on_behind_eos})),
     "the mask is one token late": ("MASK02", Plant((), {TENSORS: _mask_one_token_late})),
-    "a prompt's first token comes twice": ("ALGN03", Plant((), {"assay.train.step.verbs.cut": _first_token_twice})),
+    "a prompt's first token comes twice": (
+        "ALGN03",
+        Plant((), {"assay.train.step.verbs.pack_step": _first_token_twice}),
+    ),
     "a prompt's first token is hidden": (
         "ALGN05",
         Plant(
@@ -157,7 +160,7 @@ def test_positions_are_not_blamed_for_a_token_that_the_mask_hides():
     attention_BS = batch.arrays["attention_mask"].copy()
     first_B = np.argmax(batch.arrays["prompt_mask"], axis=1)
     attention_BS[np.arange(B), first_B] = False
-    hidden = edited(batch, attention_mask=attention_BS, scored_alone=batch.arrays["scored_alone"] + 0.3)
+    hidden = edit_batch(batch, attention_mask=attention_BS, scored_alone=batch.arrays["scored_alone"] + 0.3)
     assert _verdict("ALGN05", hidden).state is State.FINDING
     assert _verdict("ALGN04", hidden).state is State.NOT_APPLICABLE
 
@@ -171,7 +174,7 @@ def test_an_extra_token_before_the_prompt_is_no_padding_where_it_is_one_of_the_p
     ends_B = 1 + mask_BP.sum(axis=1) + batch.arrays["lengths"]
     attention_BS = np.arange(width) < ends_B[:, None]
     positions_BS = np.cumsum(attention_BS, axis=1) - 1
-    doubled = edited(
+    doubled = edit_batch(
         batch,
         input_ids=ids_BS,
         attention_mask=attention_BS,
@@ -186,7 +189,7 @@ def test_a_mask_is_not_judged_by_the_length_of_other_tokens():
     batch = healthy_batch()
     tokens_BT = batch.arrays["tokens"].copy()
     tokens_BT[:, 0] = 2
-    other = edited(batch, tokens=tokens_BT)
+    other = edit_batch(batch, tokens=tokens_BT)
     assert _verdict("ALGN02", other).state is State.FINDING
     assert _verdict("ALGN05", other).state is State.NOT_APPLICABLE
 
@@ -195,7 +198,7 @@ def test_an_eos_inside_of_the_sampled_tokens_is_only_possible():
     batch = healthy_batch()
     tokens_BT = batch.arrays["tokens"].copy()
     tokens_BT[:, 1] = EOS
-    verdict = _verdict("MASK02", edited(batch, tokens=tokens_BT, sampled_tokens=tokens_BT))
+    verdict = _verdict("MASK02", edit_batch(batch, tokens=tokens_BT, sampled_tokens=tokens_BT))
     assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.POSSIBLE)
 
 
@@ -207,7 +210,7 @@ def test_as_many_tokens_as_were_sampled_may_lie_beyond_the_length_only_between_t
     mask_BT = (columns_T >= 1) & (columns_T <= np.minimum(lengths_B, T - 1)[:, None])
     forced_BT = np.zeros((B, T), dtype=bool)
     forced_BT[:, 0] = forced
-    verdict = _verdict("MASK02", edited(batch, mask=mask_BT, forced=forced_BT))
+    verdict = _verdict("MASK02", edit_batch(batch, mask=mask_BT, forced=forced_BT))
     assert verdict.state is state
     assert finished_B.any()
 
@@ -215,7 +218,7 @@ def test_as_many_tokens_as_were_sampled_may_lie_beyond_the_length_only_between_t
 def test_a_loss_that_is_not_repeated_proves_nothing_about_padding_masks_and_cuts():
     batch = healthy_batch(update=1)
     loss = float(batch.number("loss"))
-    other = edited(batch, loss_again=loss + 0.1, loss_padded=loss, loss_perturbed=loss, loss_split=loss)
+    other = edit_batch(batch, loss_again=loss + 0.1, loss_padded=loss, loss_perturbed=loss, loss_split=loss)
     for code in ("MASK04", "MASK07", "LOSS03"):
         assert _verdict(code, other).state is State.NOT_APPLICABLE
 
@@ -223,7 +226,7 @@ def test_a_loss_that_is_not_repeated_proves_nothing_about_padding_masks_and_cuts
 def test_a_multiple_of_the_rewards_that_is_no_known_formula_is_only_likely_not_centred():
     batch = healthy_batch()
     clamped_B = np.maximum(batch.arrays["advantages"], 0.0)
-    verdict = _verdict("ADV03", edited(batch, advantages=clamped_B, loss=None, gradients=None))
+    verdict = _verdict("ADV03", edit_batch(batch, advantages=clamped_B, loss=None, gradients=None))
     assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.LIKELY)
 
 
@@ -231,16 +234,16 @@ def test_a_multiple_of_the_rewards_that_is_no_known_formula_is_only_likely_not_c
     ("step", "state"), [(1, State.NOT_APPLICABLE), (5, State.FINDING), (100, State.NOT_APPLICABLE)]
 )
 def test_a_learning_rate_of_0_is_a_fault_in_the_middle_of_a_run_only(step, state):
-    batch = edited(healthy_batch(), learning_rate=0.0, step=step, tensors_changed=0, update_norm=0.0)
+    batch = edit_batch(healthy_batch(), learning_rate=0.0, step=step, tensors_changed=0, update_norm=0.0)
     assert _verdict("OPT02", batch).state is state
 
 
 def test_a_ratio_of_1_is_not_proven_stuck_where_nothing_tells_that_weights_moved():
     batch = healthy_batch(update=1)
-    same = edited(batch, new_logprobs=batch.arrays["old_logprobs"])
+    same = edit_batch(batch, new_logprobs=batch.arrays["old_logprobs"])
     assert _verdict("RAT02", same).confidence is Confidence.PROVEN
-    assert _verdict("RAT02", edited(same, update_norm=None)).confidence is Confidence.LIKELY
-    assert _verdict("RAT02", edited(same, update_norm=0.0)).state is State.NOT_APPLICABLE
+    assert _verdict("RAT02", edit_batch(same, update_norm=None)).confidence is Confidence.LIKELY
+    assert _verdict("RAT02", edit_batch(same, update_norm=0.0)).state is State.NOT_APPLICABLE
 
 
 @pytest.mark.parametrize(("share", "confidence"), [(1.0, Confidence.PROVEN), (0.7, Confidence.LIKELY)])
@@ -252,5 +255,5 @@ def test_a_clip_is_proven_wrong_only_where_the_gradient_is_all_there_or_not_at_a
     ratio_BT = np.exp(far.arrays["new_logprobs"] - old_BT)
     pull_BT = np.where(mask_BT, -far.token_advantages * ratio_BT / mask_BT.sum(), 0.0)
     pull_BT = np.where(np.abs(ratio_BT - 1) > 0.2, share * pull_BT, pull_BT)
-    verdict = _verdict("CLIP02", edited(far, token_loss=None, gradients=pull_BT))
+    verdict = _verdict("CLIP02", edit_batch(far, token_loss=None, gradients=pull_BT))
     assert (verdict.state, verdict.confidence) == (State.FINDING, confidence)

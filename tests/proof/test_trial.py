@@ -4,7 +4,7 @@ import pytest
 
 import assay.train.step.verbs
 from assay.doctor.catalogue import by_code
-from assay.doctor.evidence.run import read_run
+from assay.doctor.evidence.run_directory import read_run
 from assay.policy.causal import CausalPolicy
 from assay.train.run.checkpoint import CheckpointError
 from proof.healthy import HEALTHY_RUNS

@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples import edit_batch, healthy_batch
 from assay.record.batch import Batch, BatchError
 from assay.record.batch_file import METADATA_KEY, read_batch, write_batch
 
 
 def test_a_batch_comes_back_as_it_was(tmp_path):
-    batch = edited(healthy_batch(), loss=float("nan"), kl_loss=float("-inf"), rewards=[float("nan")] * 16)
+    batch = edit_batch(healthy_batch(), loss=float("nan"), kl_loss=float("-inf"), rewards=[float("nan")] * 16)
     write_batch(tmp_path / "b.safetensors", batch)
     again = read_batch(tmp_path / "b.safetensors")
     assert set(again.arrays) == set(batch.arrays)

@@ -186,6 +186,12 @@ def test_completions_are_grouped_by_id_or_prompt_and_find_their_answers(tmp_path
     assert (second, others) == (Problem("7", "2+2=", "4", fields={"level": "easy"}), ["4"])
 
 
+def test_a_logged_reward_that_is_not_a_number_is_not_in_the_way(tmp_path):
+    row = {"prompt": "2+2=", "completion": "4", "answer": "4", "reward": float("nan")}
+    ((problem, texts),) = read_completions(write(tmp_path / "answers.jsonl", row), open_task(Config()))
+    assert (problem.answer, texts) == ("4", ["4"])
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [

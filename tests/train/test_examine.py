@@ -19,7 +19,7 @@ from assay.train.examined_rows import chosen_rows, plan
 from assay.train.progress import CollectedGroups, StepInProgress
 from assay.train.run import run
 from assay.train.step import learner
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 from assay.train.watch import DoctorStop
 from assay.types import FrozenBatch, Group, Score
 
@@ -277,7 +277,7 @@ def test_weights_that_all_learn_are_counted_too(examined):
     assert batch.number("numbers_changed_share") > 0.9
 
 
-def work_of(groups, signal):
+def step_of(groups, signal):
     """Groups of 4 rollouts each; those in `signal` have advantages."""
     made, samples = [], []
     for number in range(groups):
@@ -285,7 +285,7 @@ def work_of(groups, signal):
         own = [sample(number, (2, 3), (4, EOS_ID), size if half else -size) for half in (0, 0, 1, 1)]
         samples += own
         made.append(Group(own[0].prompt, tuple(one.rollout for one in own), (Score.of({"r": 0.0}),) * 4))
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,
@@ -307,9 +307,9 @@ def work_of(groups, signal):
     ],
 )
 def test_whole_groups_are_examined_as_far_as_they_are_paid_for(groups, signal, wanted):
-    work, minibatch = work_of(groups, signal)
+    current, minibatch = step_of(groups, signal)
     rows = [4 * group + index for group in wanted for index in range(4)]
-    assert chosen_rows(minibatch, work, plan(1, len(work.samples), has_reference=False)) == rows
+    assert chosen_rows(minibatch, current, plan(1, len(current.samples), has_reference=False)) == rows
 
 
 def test_active_dropout_is_counted_and_a_silent_one_is_not():

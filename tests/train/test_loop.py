@@ -7,8 +7,7 @@ from fixtures.tiny import uneven_samples
 
 from assay.train.loop import Stages, train
 from assay.train.progress import CollectedGroups, Progress, StepInProgress
-from assay.train.step.learner import Learned
-from assay.types import NO_SIGNAL, FrozenBatch, Minibatch, Totals, Update
+from assay.types import NO_SIGNAL, FrozenBatch, Learned, Minibatch, Totals, Update
 
 UPDATE = Update(
     **{

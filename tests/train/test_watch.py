@@ -8,7 +8,7 @@ from fixtures.commands import Trap, contents, rows, settings
 
 from assay.config import load
 from assay.doctor import live
-from assay.doctor.catalogue import by_code
+from assay.doctor.catalogue import KINDS, by_code, illnesses_looking_at
 from assay.doctor.live import LiveDoctor
 from assay.record import read_events, read_findings, read_metrics
 from assay.train import examine, watch
@@ -95,8 +95,10 @@ def test_every_check_may_break_at_once(run_path, off, monkeypatch):
     from dataclasses import replace
 
     fails = broken(UnboundLocalError("a variable"))
-    sick = tuple(replace(one, batch=one.batch and fails, curves=one.curves and fails) for one in live.catalogue())
-    monkeypatch.setattr(live, "catalogue", lambda: sick)
+    sick = tuple(
+        replace(one, batch=one.batch and fails, curves=one.curves and fails) for one in illnesses_looking_at(*KINDS)
+    )
+    monkeypatch.setattr(live, "illnesses_looking_at", lambda *kinds: sick)
     code, said = watched(run_path, "strict")
     assert code == 0
     assert contents(run_path) == contents(off)
@@ -129,7 +131,7 @@ def test_strict_stops_after_a_checkpoint_also_for_what_follows_from_another_find
         explains=frozenset({"RAT01"}),
     )  # fmt: skip
     fatal = replace(by_code("RAT01"), batch=lambda batch: finding("effect"), curves=None, severity=Severity.FATAL)
-    monkeypatch.setattr(live, "catalogue", lambda: (cause, fatal))
+    monkeypatch.setattr(live, "illnesses_looking_at", lambda *kinds: (cause, fatal))
     with pytest.raises(run.RunFailed, match="the doctor stopped the run: RAT01"):
         watched(run_path, "strict")
     assert list((run_path / "checkpoints").iterdir())

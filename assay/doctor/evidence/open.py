@@ -11,7 +11,7 @@ import numpy as np
 
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.evidence.logs import KINDS, holds_logs, read_file, read_folder
-from assay.doctor.evidence.run import read_run, run_settings
+from assay.doctor.evidence.run_directory import read_run, run_settings
 from assay.machine.durable import reason_unread
 from assay.programs.read.script import read_program
 from assay.programs.read.text import SUFFIXES, scripts_in

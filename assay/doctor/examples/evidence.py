@@ -45,10 +45,10 @@ def healthy_batch(*, update: int = 0, seed: int = 0, **changes: Any) -> Batch:
         "prompt_id": [f"q{row // SIZE}" for row in rows],
     }
     whole = consistent(Batch.of(values, texts=changes.pop("texts", texts), source="example"))
-    return edited(whole, **changes) if changes else whole
+    return edit_batch(whole, **changes) if changes else whole
 
 
-def edited(batch: Batch, **changes: Any) -> Batch:
+def edit_batch(batch: Batch, **changes: Any) -> Batch:
     """The batch with some fields, numbers or settings replaced by name; None takes one away."""
     values = {**batch.arrays, **batch.numbers, **batch.settings, **changes}
     return replace(Batch.of(values, texts=batch.texts), source=batch.source)
@@ -61,7 +61,7 @@ def without_groups(batch: Batch) -> dict[str, Any]:
 
 
 def of_the_loss(batch: Batch) -> dict[str, Any]:
-    """Names of all that the loss computed from a batch, each with None: `edited` with them takes all of it away."""
+    """Names of all that the loss computed from a batch, each with None: `edit_batch` with them takes all of it away."""
     computed = ("loss", "policy_loss", "token_loss", "kl", "gradients", "clipped")
     return dict.fromkeys(name for name in (*batch.arrays, *batch.numbers) if name.startswith(computed))
 
@@ -90,14 +90,14 @@ def scored_behind(batch: Batch, prompts_BP: Array, prompt_mask_BP: Array) -> dic
 def chosen_rows(batch: Batch, rows: list[int]) -> Batch:
     """A batch of these rows in this order, its advantages computed again; what the loss made of them is left out."""
     arrays = {name: array[rows] for name, array in batch.arrays.items()}
-    chosen = edited(batch, **{**arrays, **of_the_loss(batch), "group_ids": batch.arrays["group_ids"]})
-    return edited(chosen, advantages=advantages(chosen), reward_mean=float(arrays["rewards"].mean()))
+    chosen = edit_batch(batch, **{**arrays, **of_the_loss(batch), "group_ids": batch.arrays["group_ids"]})
+    return edit_batch(chosen, advantages=advantages(chosen), reward_mean=float(arrays["rewards"].mean()))
 
 
 def surer(batch: Batch, share: float) -> Batch:
     """The same rows of a policy that is nearly certain of them: their log-probs are this share of what they were."""
     names = [name for name in batch.arrays if name.endswith("_logprobs") or name.startswith("scored")]
-    return edited(batch, **{name: share * batch.arrays[name] for name in names}, ratio=None, kl=None)
+    return edit_batch(batch, **{name: share * batch.arrays[name] for name in names}, ratio=None, kl=None)
 
 
 def healthy_curves(*, steps: int = 60, settings: Mapping[str, Any] | None = None, **columns: Any) -> Curves:

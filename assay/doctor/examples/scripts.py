@@ -39,14 +39,14 @@ for step in range(100):
 """
 
 
-def changed(old: str, new: str) -> str:
+def with_change(old: str, new: str) -> str:
     """The script with one text replaced."""
     assert GRPO.count(old) == 1, old
     return GRPO.replace(old, new)
 
 
 # the same with an update in parts: their losses are divided by the tokens of the whole batch
-IN_PARTS = changed(
+IN_PARTS = with_change(
     GRPO[GRPO.index("        new = score(") :],
     """        optimizer.zero_grad()
         tokens = mask.sum()

@@ -11,10 +11,8 @@ import numpy as np
 
 from assay.doctor.evidence import Batch
 from assay.record.batch import Array
+from assay.record.metrics import LARGEST_FLOAT32, MEAN_LOW_PRECISION
 from assay.verdict import Missing
-
-LARGEST_FLOAT32 = 1e-3  # of any |difference|: sound float32 arithmetic leaves 3e-5
-MEAN_LOW_PRECISION = 0.1  # of the mean |difference|: bfloat16 leaves 0.03, and up to 1 at single tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from assay.verdict import Confidence, Severity, Verdict, finding, healthy, not_a
 
 WITHOUT_ANSWER = {"format"}  # built-in rewards that do not read the answer, and are not meant to
 TOLERANCE = 1e-9  # two rewards closer than this are equal: a sum of weights may round
-MOST = 0.5  # of the comparisons: from here on a fault is not an accident of one problem
+MOST_COMPARISONS = 0.5  # of the comparisons: from here on a fault is not an accident of one problem
 LENGTH_SHARE = 0.05  # of the distance between right and wrong: a price for length below this does not steer a policy
 EXAMPLES = 4
 BASIC = (Role.RIGHT, Role.WRONG, Role.EMPTY, Role.NONSENSE)
@@ -96,7 +96,7 @@ def judge_order(
     return finding(
         f"{what} in {len(bad)} of {len(pairs)} comparisons",
         confidence=confidence,
-        severity=Severity.HARMFUL if len(bad) < MOST * len(pairs) else None,
+        severity=Severity.HARMFUL if len(bad) < MOST_COMPARISONS * len(pairs) else None,
         examples=tuple(dict.fromkeys(str(score) for pair in bad[:EXAMPLES] for score in pair)),
     )
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from assay.doctor.evidence import Batch
 from assay.record.batch import Array
+from assay.record.metrics import FIRST_RATIO_LIMIT
 
 # of the loss itself, which a trainer may keep in its compute dtype: one last digit and a little more
 _OF_LOSS = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
@@ -21,7 +22,7 @@ _OF_TERMS = {"float32": 1e-6, "bfloat16": 1e-5, "float16": 1e-5}
 _OF_GRADIENT = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
 
 # of a log-prob computed twice by the trainer's own pass: 100 times what rounding leaves
-SAME_PASS = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
+SAME_PASS = {"float32": FIRST_RATIO_LIMIT, "bfloat16": 5e-2, "float16": 1e-2}
 
 # of the mean |difference| of log-probs by two passes: rounding leaves a third of it
 OTHER_PASS = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}

@@ -29,7 +29,7 @@ import numpy as np
 from assay.config.sections import LossConfig
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.facts.rounding import dtype_of
 from assay.doctor.laws.pattern import describe, worst
 from assay.doctor.recompute.loss import AGGREGATIONS, aggregation_of, weights
@@ -124,13 +124,13 @@ def _at_an_edge(ratio_BT: Array, settings: LossConfig) -> Array:
 def sick() -> Evidence:
     """The gradients of tokens with a negative advantage are gone."""
     batch = healthy_batch()
-    return of_batch(edited(batch, gradients=np.where(batch.token_advantages < 0, 0.0, batch.arrays["gradients"])))
+    return of_batch(edit_batch(batch, gradients=np.where(batch.token_advantages < 0, 0.0, batch.arrays["gradients"])))
 
 
 def well() -> Evidence:
     """All gradients are half as large: the trainer divides its loss by two accumulation steps."""
     batch = healthy_batch()
-    return of_batch(edited(batch, gradients=0.5 * batch.arrays["gradients"]))
+    return of_batch(edit_batch(batch, gradients=0.5 * batch.arrays["gradients"]))
 
 
 ILLNESS = Illness(

@@ -24,7 +24,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.facts.logprobs import completion_places
 from assay.doctor.laws.pattern import describe
 from assay.record.batch import Array
@@ -89,7 +89,7 @@ def sick() -> Evidence:
     batch = healthy_batch()
     tokens_BT = batch.arrays["tokens"].copy()
     tokens_BT[5, 1] = 77
-    return of_batch(edited(batch, tokens=tokens_BT))
+    return of_batch(edit_batch(batch, tokens=tokens_BT))
 
 
 def well() -> Evidence:

@@ -28,7 +28,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.facts.logprobs import completion_places
 from assay.verdict import (
     Confidence,
@@ -103,7 +103,7 @@ def _drawn_batch(sharper: float) -> Batch:
     entropy_BT = -(np.exp(scored_BTV) * scored_BTV).sum(axis=2)
     variance_BT = (np.exp(scored_BTV) * scored_BTV**2).sum(axis=2) - entropy_BT**2
     inside = {"plain_logprobs": logprobs_BT, "plain_entropy": entropy_BT, "plain_variance": variance_BT}
-    return edited(batch, **{name: np.where(inside_BT, values_BT, 0.0) for name, values_BT in inside.items()})
+    return edit_batch(batch, **{name: np.where(inside_BT, values_BT, 0.0) for name, values_BT in inside.items()})
 
 
 def _log_softmax(logits_BTV: np.ndarray) -> np.ndarray:

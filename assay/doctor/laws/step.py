@@ -28,7 +28,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.recompute.loss import is_known_whole
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
@@ -78,7 +78,7 @@ def _pull(batch: Batch) -> float | None:
 def _stepped(direction: float) -> Evidence:
     batch = healthy_batch()
     after_BT = batch.arrays["plain_logprobs"] - direction * 0.01 * np.sign(batch.arrays["gradients"])
-    return of_batch(edited(batch, step=1, descent=0.5 * direction, plain_logprobs_after=after_BT))
+    return of_batch(edit_batch(batch, step=1, descent=0.5 * direction, plain_logprobs_after=after_BT))
 
 
 def sick() -> Evidence:

@@ -20,7 +20,7 @@ from assay.record.batch import Batch
 from assay.types import Totals
 from assay.verdict import Missing
 
-FAR = 10.0  # of |log-ratio| and of a KL: trainers clamp beyond it, each in its own way
+CLAMPED_FROM = 10.0  # of |log-ratio| and of a KL: trainers clamp beyond it, each in its own way
 FLOOR = 2e-6  # absolute, in float32: what is left of exp(d) - 1 near d = 0
 FINE = 1e-3  # a wider tolerance is one of 16-bit numbers, whose exp(d) is off by as much near d = 0
 
@@ -159,20 +159,20 @@ def nearest_ratio(batch: Batch) -> Match:
     log_BT = _inside(new_BT, mask_BT) - _inside(old_BT, mask_BT)
     ways = [_ratio_variant(name, ratio(log_BT, mask_BT)) for name, ratio in RATIOS.items()]
     if recorded.ndim == 1:  # one per row
-        seen_B = mask_BT.any(axis=1) & (np.abs(log_BT.sum(axis=1)) < FAR)
+        seen_B = mask_BT.any(axis=1) & (np.abs(log_BT.sum(axis=1)) < CLAMPED_FROM)
         rows = [replace(way, values=way.values[:, 0]) for way in ways if BY_ROW in way.name]
         return _nearest_inside(batch, recorded, rows, seen_B)
     sampler_BT = batch.get("sampler_logprobs")
     if sampler_BT is not None and np.isfinite(sampler_BT[mask_BT]).all():
         by_sampler_BT = _exp(_inside(new_BT, mask_BT) - _inside(sampler_BT, mask_BT))
         ways.append(Variant("exp(new - sampler)", by_sampler_BT, False, {"objective": ()}))
-    return _nearest_inside(batch, recorded, ways, mask_BT & (np.abs(log_BT) < FAR))
+    return _nearest_inside(batch, recorded, ways, mask_BT & (np.abs(log_BT) < CLAMPED_FROM))
 
 
 def nearest_kl(batch: Batch) -> Match:
     mask_BT, new_BT, ref_BT, recorded_BT = batch.need("mask", "new_logprobs", "ref_logprobs", "kl")
     difference_BT = _inside(new_BT, mask_BT) - _inside(ref_BT, mask_BT)
-    near_BT = mask_BT & (_exp(np.abs(difference_BT)) < FAR)  # so that k3 is below it, either way round
+    near_BT = mask_BT & (_exp(np.abs(difference_BT)) < CLAMPED_FROM)  # so that k3 is below it, either way round
     return _nearest_inside(batch, recorded_BT, kl_variants(new_BT, ref_BT, batch.get("old_logprobs"), mask_BT), near_BT)
 
 

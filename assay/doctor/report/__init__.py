@@ -158,7 +158,10 @@ def write(
     all_passes: bool = False,
     why: bool = False,
 ) -> str:
-    """The reports in one of FORMATS. What follows `how` is for readers, and nothing to machines: they get it all."""
+    """The reports in one of FORMATS.
+
+    The options after `how` change text and Markdown only; JSON, SARIF and annotations do not depend on them.
+    """
     from assay.doctor.report import document, github, markdown, sarif, text
 
     if how == "full":

@@ -9,7 +9,7 @@ from typing import Any
 from assay.doctor.report import Report
 from assay.verdict import Severity, State
 
-_FEW = 3  # checks that are named by their codes
+_FEW_CODES = 3  # checks that are named by their codes
 
 
 def totals(reports: Sequence[Report]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def missing_in_short(reports: Sequence[Report]) -> str:
     21 checks; most often missing: curves (7), gradients (3)
     """
     codes = [word.code for report in reports for word in report.diagnosis.of(State.NOT_ENOUGH_DATA)]
-    which = ", ".join(codes) if len(codes) <= _FEW else _count(len(codes), "check")
+    which = ", ".join(codes) if len(codes) <= _FEW_CODES else _count(len(codes), "check")
     names: Counter[str] = Counter()
     for report in reports:
         names.update({name: len(codes) for name, codes in report.missing().items()})

@@ -2,7 +2,7 @@
 
     sum = states + delta;  normed = weight * round(sum / sqrt(mean(sum^2) + epsilon))
 
-Everything is computed in float32 and rounded where the torch expressions of policy/forward.py round: the sum before it
+Everything is computed in float32 and rounded where the torch expressions of llama/forward.py round: the sum before it
 is normed, the quotient before it is weighed. The gradient of the weight is a sum over tokens; each program adds up its
 own rows in order, so it has the same bits every time.
 

@@ -152,10 +152,16 @@ def _as_reward(program: Program, label: str, number: Value) -> str:
     part = number.input
     if part is not None and "dim" not in number.arguments and "adv" not in label.lower() and _is_weight(program, part):
         return f"`{label}` is the mean of the advantages, `{number.place.text}`: it is 0 whatever the rewards are"
-    if part is None or part.op != "index" or part.input is None or id(part.input) not in program.weights:
+    if part is None or part.op != "index" or part.input is None or id(part.input) not in program.policy_factor_ids:
         return ""
     key = part.argument("0")
-    if key is None or key.op != "slice" or not key.arguments or id(part) in program.weights or "1" in part.arguments:
+    if (
+        key is None
+        or key.op != "slice"
+        or not key.arguments
+        or id(part) in program.policy_factor_ids
+        or "1" in part.arguments
+    ):
         return ""
     return f"`{label}` is the mean of a part of the step's rewards, `{part.place.text}`"
 

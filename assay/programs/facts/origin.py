@@ -28,7 +28,7 @@ _SELECTORS = {
 }
 NETWORKS = frozenset({"instance", "pretrained", "deepcopy", "module"})
 _PARTS = frozenset("module base_model model lm_head transformer score v_head value_head embed_out backbone".split())
-_SHELLS = frozenset({"wrapped", "prepared", "cast", "moved", "submodule"})  # around a network, or parts of it
+_SHELLS = frozenset({"wrapped", "cast", "moved", "submodule"})  # around a network, or parts of it
 
 
 class Origins:

@@ -19,7 +19,7 @@ Linear = dict[Hashable, int]  # coefficient of each unknown; that of 1 is the co
 
 # the same positions
 _KEEPS = frozenset(
-    "cast clone detach contiguous tensor div mul log_softmax softmax clamp nan_to_num view reshape flatten transpose "
+    "cast clone detach tensor div mul log_softmax softmax clamp nan_to_num view reshape flatten transpose "
     "log exp".split()
 )
 _INPUTS = ("input_ids", "0", "ids", "idx", "tokens", "x", "input", "inputs", "seq", "sequences")
@@ -280,7 +280,7 @@ def cat_parts(value: Value) -> list[Value] | None:
 
 BUILT = frozenset({"setitem", "tensor", "pad_sequence", "stack"})
 _LONGEST = 12
-_FORM = ("cast", "clone", "detach", "contiguous", "unsqueeze")
+_FORM = ("cast", "clone", "detach", "unsqueeze")
 Layout = tuple[Hashable, ...]
 
 

@@ -16,7 +16,7 @@ from assay.programs.walk import follow, peel, walk
 RATIOS = (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.EXP_RATIO)
 _THROUGH = PASSES | {"exp", "expm1", "clamp", "sum", "mean", "nanmean", "index", "log"}
 _SAME = PASSES - {"phi", "stack", "cat", "listing", "table", "setitem", "in_place", "pad_sequence", "roll", "flip"}
-_MOST = 6  # alternatives of one value
+_MOST_DIFFERENCES = 6  # alternatives of one value
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ def uses(program: Program) -> list[Use]:
 
 def differences(program: Program, ratio: Value) -> list[Difference]:
     """The subtractions or quotients that a ratio is made of; several where a branch decides."""
-    return list(_walk(program, ratio, 1, True, None, set()))[:_MOST]
+    return list(_walk(program, ratio, 1, True, None, set()))[:_MOST_DIFFERENCES]
 
 
 def _walk(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 
 from assay.programs.graph import UNKNOWN, Value
-from assay.programs.read.machine import Machine
+from assay.programs.read.interpreter import Interpreter
 from assay.programs.read.things import Listing, Table
 
 MOST_EACH = 16  # entries that are followed one by one
 
 
-def extend(machine: Machine, base: Value, listing: Listing, other: Value, node: ast.AST) -> None:
+def extend(interpreter: Interpreter, base: Value, listing: Listing, other: Value, node: ast.AST) -> None:
     """base += other"""
-    added = other.thing.elements if isinstance(other.thing, Listing) else [element(machine, other, node)]
+    added = other.thing.elements if isinstance(other.thing, Listing) else [element(interpreter, other, node)]
     listing.elements += added
     listing.exact = False
     listing.parts = (*listing.parts, other)
@@ -43,55 +43,57 @@ def merge(table: Table, other: Value) -> None:
         table.rest.append(other)
 
 
-def each(machine: Machine, source: Value, node: ast.AST) -> list[Value] | None:
+def each(interpreter: Interpreter, source: Value, node: ast.AST) -> list[Value] | None:
     """The elements one by one, where the text lists them: the entries of a dictionary, a tuple of names."""
     if source.op == "items" and isinstance(source.arguments["input"].thing, Table):
         table = source.arguments["input"].thing
         if table.rest or not 0 < len(table.entries) <= MOST_EACH:
             return None
-        return [machine.listing(node, [machine.constant(node, key), value]) for key, value in table.entries.items()]
+        return [
+            interpreter.listing(node, [interpreter.constant(node, key), value]) for key, value in table.entries.items()
+        ]
     thing = source.thing
     if isinstance(thing, Listing) and thing.exact and 0 < len(thing.elements) <= MOST_EACH:
         return thing.elements if all(isinstance(value.constant, str) for value in thing.elements) else None
     return None
 
 
-def element(machine: Machine, container: Value, node: ast.AST) -> Value:
+def element(interpreter: Interpreter, container: Value, node: ast.AST) -> Value:
     """One of the elements: which one, the text does not say."""
     thing, inner = container.thing, container.input
     if container.op == "module" and container.name in ("ModuleList", "Sequential"):
-        return machine.new("submodule", node, {"input": container})
+        return interpreter.new("submodule", node, {"input": container})
     if isinstance(thing, Listing) and thing.elements:
-        return machine.phi(node, thing.elements[:16])
+        return interpreter.phi(node, thing.elements[:16])
     if isinstance(thing, Table) and container.op != "items":
-        return machine.new("element", node, {"input": container}, name="key")
+        return interpreter.new("element", node, {"input": container}, name="key")
     if container.op == "zip":
-        return machine.listing(node, [element(machine, part, node) for part in container.inputs])
+        return interpreter.listing(node, [element(interpreter, part, node) for part in container.inputs])
     if container.op == "enumerate" and inner is not None:
-        counter = machine.new("element", node, {"input": container}, name="counter")
-        return machine.listing(node, [counter, element(machine, inner, node)])
+        counter = interpreter.new("element", node, {"input": container}, name="counter")
+        return interpreter.listing(node, [counter, element(interpreter, inner, node)])
     if container.op == "items" and inner is not None and isinstance(inner.thing, Table):
         values = [*inner.thing.entries.values(), *inner.thing.rest]
-        key = machine.new("element", node, {"input": container}, name="key")
-        value = machine.phi(node, values) if values else machine.new("element", node, {"input": container})
-        return machine.listing(node, [key, value])
-    if container.op in ("dataloader", "reversed", "sorted", "shuffled", "progress", "values") and inner is not None:
-        return element(machine, inner, node)
+        key = interpreter.new("element", node, {"input": container}, name="key")
+        value = interpreter.phi(node, values) if values else interpreter.new("element", node, {"input": container})
+        return interpreter.listing(node, [key, value])
+    if container.op in ("dataloader", "reversed", "progress", "values") and inner is not None:
+        return element(interpreter, inner, node)
     if container.op == "tensor_dataset":
         parts = [
-            machine.new("index", node, {"input": part, "0": machine.new("element", node, {"input": container})})
+            interpreter.new("index", node, {"input": part, "0": interpreter.new("element", node, {"input": container})})
             for part in container.inputs
         ]
-        return machine.listing(node, parts)
-    return machine.new("element", node, {"input": container})
+        return interpreter.listing(node, parts)
+    return interpreter.new("element", node, {"input": container})
 
 
-def first(machine: Machine, container: Value, node: ast.AST) -> Value:
+def first(interpreter: Interpreter, container: Value, node: ast.AST) -> Value:
     """The first or last element: of a dictionary's values one of many, whatever its key."""
-    inner = element(machine, container, node)
+    inner = element(interpreter, container, node)
     if table_of_values(container) is None:
         return inner
-    return machine.new("element", node, {"input": container}, name="first", thing=inner.thing)
+    return interpreter.new("element", node, {"input": container}, name="first", thing=inner.thing)
 
 
 def table_of_values(listing: Value) -> Value | None:

@@ -10,7 +10,7 @@ from typing import Any
 from assay.programs.graph import Value
 from assay.programs.read.calls import enter, instantiate
 from assay.programs.read.expressions import defaults_of
-from assay.programs.read.machine import OUTSIDE, Machine
+from assay.programs.read.interpreter import OUTSIDE, Interpreter
 from assay.programs.read.things import Call, Class, Function, Listing, Module, Pending, Table
 
 NO_GRAD = ("no_grad", "inference_mode")
@@ -20,12 +20,12 @@ _LOSSES = ("compute_loss", "_compute_loss", "training_step")
 _FRAMEWORKS = ("Trainer", "LightningModule")
 
 
-def _function(machine: Machine, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    machine.store(node.name, define(machine, node, None))
+def _function(interpreter: Interpreter, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    interpreter.store(node.name, define(interpreter, node, None))
 
 
-def define(machine: Machine, node: ast.FunctionDef | ast.AsyncFunctionDef, owner: Class | None) -> Value:
-    function = Function(node, machine.frame, owner)
+def define(interpreter: Interpreter, node: ast.FunctionDef | ast.AsyncFunctionDef, owner: Class | None) -> Value:
+    function = Function(node, interpreter.frame, owner)
     for decorator in node.decorator_list:
         target = decorator.func if isinstance(decorator, ast.Call) else decorator
         last = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
@@ -37,135 +37,137 @@ def define(machine: Machine, node: ast.FunctionDef | ast.AsyncFunctionDef, owner
             function.kind = last.removesuffix("method")
         elif last in ("property", "cached_property"):
             function.kind = "property"
-    function.defaults = defaults_of(machine, node.args)
-    return machine.new("function", node, name=node.name, thing=function)
+    function.defaults = defaults_of(interpreter, node.args)
+    return interpreter.new("function", node, name=node.name, thing=function)
 
 
-def _class(machine: Machine, node: ast.ClassDef) -> None:
-    bases = [machine.evaluate(base) for base in node.bases]
-    made = Class(node.name, node, machine.frame, bases)
+def _class(interpreter: Interpreter, node: ast.ClassDef) -> None:
+    bases = [interpreter.evaluate(base) for base in node.bases]
+    made = Class(node.name, node, interpreter.frame, bases)
     names = [ast.unparse(decorator) for decorator in node.decorator_list] + made.library_bases()
     made.is_record = any(word in name for name in names for word in _RECORDS) or any(
         isinstance(base.thing, Class) and base.thing.is_record for base in bases
     )
     for statement in node.body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            made.members[statement.name] = define(machine, statement, made)
+            made.members[statement.name] = define(interpreter, statement, made)
         elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             made.fields.append(statement.target.id)
             if statement.value is not None:
-                made.members[statement.target.id] = machine.evaluate(statement.value)
+                made.members[statement.target.id] = interpreter.evaluate(statement.value)
         elif isinstance(statement, ast.Assign):
-            value = machine.evaluate(statement.value)
+            value = interpreter.evaluate(statement.value)
             for target in statement.targets:
                 if isinstance(target, ast.Name):
                     made.members[target.id] = value
-    machine.store(node.name, machine.new("class", node, name=node.name, thing=made))
+    interpreter.store(node.name, interpreter.new("class", node, name=node.name, thing=made))
 
 
-def _import(machine: Machine, node: ast.Import) -> None:
+def _import(interpreter: Interpreter, node: ast.Import) -> None:
     for alias in node.names:
         name = alias.asname or alias.name.partition(".")[0]
-        machine.store(name, _bring(machine, node, partial(_module_as, machine, node, alias)))
+        interpreter.store(name, _bring(interpreter, node, partial(_module_as, interpreter, node, alias)))
 
 
-def _bring(machine: Machine, node: ast.stmt, bring: Callable[[], Value]) -> Value:
+def _bring(interpreter: Interpreter, node: ast.stmt, bring: Callable[[], Value]) -> Value:
     """The script's own imports are read at once, those of other files when their names are used."""
-    if machine.frame.module.name == "__main__":
+    if interpreter.frame.module.name == "__main__":
         return bring()
-    return machine.new("library", node, thing=Pending(bring, machine.frame))
+    return interpreter.new("library", node, thing=Pending(bring, interpreter.frame))
 
 
-def _module_as(machine: Machine, node: ast.Import, alias: ast.alias) -> Value:
-    module = _find(machine, alias.name)
+def _module_as(interpreter: Interpreter, node: ast.Import, alias: ast.alias) -> Value:
+    module = _find(interpreter, alias.name)
     if module is not None and (alias.asname or "." not in alias.name):
-        return machine.new("library", node, name=alias.name, thing=_as_table(module))
-    return machine.library(node, alias.name if alias.asname else alias.name.partition(".")[0])
+        return interpreter.new("library", node, name=alias.name, thing=_as_table(module))
+    return interpreter.library(node, alias.name if alias.asname else alias.name.partition(".")[0])
 
 
-def _importfrom(machine: Machine, node: ast.ImportFrom) -> None:
+def _importfrom(interpreter: Interpreter, node: ast.ImportFrom) -> None:
     path = "." * node.level + (node.module or "")
     for alias in node.names:
         if alias.name == "*":
-            module = _find(machine, path)
+            module = _find(interpreter, path)
             for name, value in list(module.frame.variables.items()) if module is not None else ():
-                machine.frame.variables[name] = value
+                interpreter.frame.variables[name] = value
         else:
             name = alias.asname or alias.name
-            machine.frame.variables[name] = _bring(machine, node, partial(_part_of, machine, node, path, alias.name))
+            interpreter.frame.variables[name] = _bring(
+                interpreter, node, partial(_part_of, interpreter, node, path, alias.name)
+            )
 
 
-def _part_of(machine: Machine, node: ast.ImportFrom, path: str, name: str) -> Value:
-    module = _find(machine, path)
+def _part_of(interpreter: Interpreter, node: ast.ImportFrom, path: str, name: str) -> Value:
+    module = _find(interpreter, path)
     if module is not None and name in module.frame.variables:
-        return machine.resolve(module.frame.variables[name])
-    inner = _find(machine, f"{path.rstrip('.')}.{name}" if node.module else f"{path}{name}")
+        return interpreter.resolve(module.frame.variables[name])
+    inner = _find(interpreter, f"{path.rstrip('.')}.{name}" if node.module else f"{path}{name}")
     if inner is not None:
-        return machine.new("library", node, thing=_as_table(inner))
-    return machine.library(node, f"{path.lstrip('.')}.{name}".lstrip("."))
+        return interpreter.new("library", node, thing=_as_table(inner))
+    return interpreter.library(node, f"{path.lstrip('.')}.{name}".lstrip("."))
 
 
-def _find(machine: Machine, path: str) -> Module | None:
+def _find(interpreter: Interpreter, path: str) -> Module | None:
     """A file of the program next to this one, walked through once; None for a library."""
-    module = machine.find_module(path, machine.frame.module)
+    module = interpreter.find_module(path, interpreter.frame.module)
     if module is None:
         return None
-    if module.file not in machine.modules:
-        machine.modules[module.file] = module
-        with machine.under(**OUTSIDE):
-            machine.run_module(module)
-    return machine.modules[module.file]
+    if module.file not in interpreter.modules:
+        interpreter.modules[module.file] = module
+        with interpreter.under(**OUTSIDE):
+            interpreter.run_module(module)
+    return interpreter.modules[module.file]
 
 
-def run_uncalled(machine: Machine, module: Module) -> None:
+def run_uncalled(interpreter: Interpreter, module: Module) -> None:
     """Walks through functions that nothing in the program calls, with arguments of which nothing is known."""
-    machine.frame = module.frame
+    interpreter.frame = module.frame
     for value in list(module.frame.variables.values()):
         if isinstance(value.thing, Class) and value.thing.frame.module is module and value.op == "class":
-            _enter_class(machine, value, value.thing)
+            _enter_class(interpreter, value, value.thing)
     for value in list(module.frame.variables.values()):
         function = value.thing
-        if isinstance(function, Function) and function.frame.module is module and not machine.was_entered(function):
-            enter(machine, function, Call(function.node))
+        if isinstance(function, Function) and function.frame.module is module and not interpreter.was_entered(function):
+            enter(interpreter, function, Call(function.node))
 
 
-def _enter_class(machine: Machine, value: Value, of: Class) -> None:
+def _enter_class(interpreter: Interpreter, value: Value, cls: Class) -> None:
     methods = [
         member.thing
-        for ancestor in of.ancestry()
+        for ancestor in cls.ancestry()
         for member in ancestor.members.values()
-        if isinstance(member.thing, Function) and not machine.was_entered(member.thing)
+        if isinstance(member.thing, Function) and not interpreter.was_entered(member.thing)
     ]
     if not methods:
         return
-    known = (value for value in machine.graph.of("instance") if value.thing.of is of)
-    made = next(known, None) or instantiate(machine, of, Call(of.node))
+    known = (value for value in interpreter.graph.of("instance") if value.thing.cls is cls)
+    made = next(known, None) or instantiate(interpreter, cls, Call(cls.node))
     for function in methods:
-        if not machine.was_entered(function):
+        if not interpreter.was_entered(function):
             owner = {"static": [], "class": [value]}.get(function.kind, [made])
-            returned = enter(machine, function, Call(function.node, list(owner)), owner=made)
-            if function.name in _LOSSES and any(path.endswith(_FRAMEWORKS) for path in of.library_bases()):
-                _differentiate(machine, returned, function.node)
+            returned = enter(interpreter, function, Call(function.node, list(owner)), owner=made)
+            if function.name in _LOSSES and any(path.endswith(_FRAMEWORKS) for path in cls.library_bases()):
+                _differentiate(interpreter, returned, function.node)
 
 
-def _differentiate(machine: Machine, returned: Value, node: ast.AST) -> None:
+def _differentiate(interpreter: Interpreter, returned: Value, node: ast.AST) -> None:
     """What a trainer of a library asks for as its loss: the library calls backward() on it."""
     parts = returned.thing.elements if isinstance(returned.thing, Listing) else []
     loss = parts[0] if parts else returned
     if loss.constant is not None:
-        machine.new("backward", node, {"input": loss}, name="framework")
+        interpreter.new("backward", node, {"input": loss}, name="framework")
 
 
 def _as_table(module: Module) -> Table:
     return Table(dict(module.frame.variables), is_namespace=True)
 
 
-DEFINITIONS: dict[type[ast.stmt], Callable[[Machine, Any], bool | None]] = {
+DEFINITIONS: dict[type[ast.stmt], Callable[[Interpreter, Any], bool | None]] = {
     ast.AsyncFunctionDef: _function,
     ast.ClassDef: _class,
     ast.FunctionDef: _function,
-    ast.Global: lambda machine, node: machine.frame.globals.update(node.names),
+    ast.Global: lambda interpreter, node: interpreter.frame.globals.update(node.names),
     ast.Import: _import,
     ast.ImportFrom: _importfrom,
-    ast.Nonlocal: lambda machine, node: machine.frame.nonlocals.update(node.names),
+    ast.Nonlocal: lambda interpreter, node: interpreter.frame.nonlocals.update(node.names),
 }

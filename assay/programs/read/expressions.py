@@ -11,7 +11,7 @@ from typing import Any
 from assay.programs.graph import UNKNOWN, Branch, Value
 from assay.programs.read.access import assign, attribute, keys_of, subscript
 from assay.programs.read.collections import each, element, merge, put
-from assay.programs.read.machine import Machine, numbered
+from assay.programs.read.interpreter import Interpreter, numbered
 from assay.programs.read.things import Class, Function, Instance, Library, Listing, Table
 
 BINARY: dict[type[ast.operator], str] = {
@@ -29,110 +29,110 @@ _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
 _BUILT_IN = frozenset(dir(builtins))
-_LARGEST = 1e9  # of a number that is computed here: the text may hold 9 ** 9 ** 9
+_LARGEST_NUMBER = 1e9  # of a number that is computed here: the text may hold 9 ** 9 ** 9
 
 
-def _yield(machine: Machine, node: ast.Yield) -> Value:
-    machine.frame.yielded.append(machine.evaluate(node.value))
-    return machine.new("unknown", node)
+def _yield(interpreter: Interpreter, node: ast.Yield) -> Value:
+    interpreter.frame.yielded.append(interpreter.evaluate(node.value))
+    return interpreter.new("unknown", node)
 
 
-def _yieldfrom(machine: Machine, node: ast.YieldFrom) -> Value:
-    machine.frame.yielded.append(element(machine, machine.evaluate(node.value), node))
-    return machine.new("unknown", node)
+def _yieldfrom(interpreter: Interpreter, node: ast.YieldFrom) -> Value:
+    interpreter.frame.yielded.append(element(interpreter, interpreter.evaluate(node.value), node))
+    return interpreter.new("unknown", node)
 
 
-def _namedexpr(machine: Machine, node: ast.NamedExpr) -> Value:
-    value = machine.evaluate(node.value)
-    machine.store(node.target.id, value)
+def _namedexpr(interpreter: Interpreter, node: ast.NamedExpr) -> Value:
+    value = interpreter.evaluate(node.value)
+    interpreter.store(node.target.id, value)
     return value
 
 
-def _lambda(machine: Machine, node: ast.Lambda) -> Value:
-    function = Function(node, machine.frame, defaults=defaults_of(machine, node.args))
-    return machine.new("function", node, name="lambda", thing=function)
+def _lambda(interpreter: Interpreter, node: ast.Lambda) -> Value:
+    function = Function(node, interpreter.frame, defaults=defaults_of(interpreter, node.args))
+    return interpreter.new("function", node, name="lambda", thing=function)
 
 
-def defaults_of(machine: Machine, arguments: ast.arguments) -> dict[str, Value]:
+def defaults_of(interpreter: Interpreter, arguments: ast.arguments) -> dict[str, Value]:
     named = [*arguments.posonlyargs, *arguments.args]
     last = named[len(named) - len(arguments.defaults) :]
     pairs = [
         *zip(last, arguments.defaults, strict=True),
         *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
     ]
-    return {argument.arg: machine.evaluate(default) for argument, default in pairs if default is not None}
+    return {argument.arg: interpreter.evaluate(default) for argument, default in pairs if default is not None}
 
 
-def _joinedstr(machine: Machine, node: ast.JoinedStr) -> Value:
-    parts = [machine.evaluate(part.value) for part in node.values if isinstance(part, ast.FormattedValue)]
+def _joinedstr(interpreter: Interpreter, node: ast.JoinedStr) -> Value:
+    parts = [interpreter.evaluate(part.value) for part in node.values if isinstance(part, ast.FormattedValue)]
     texts = ["{}" if isinstance(part, ast.FormattedValue) else str(getattr(part, "value", "")) for part in node.values]
-    return machine.new("string", node, numbered(parts), name="".join(texts))
+    return interpreter.new("string", node, numbered(parts), name="".join(texts))
 
 
-def _binop(machine: Machine, node: ast.BinOp) -> Value:
-    left, right = machine.evaluate(node.left), machine.evaluate(node.right)
-    value = binary(machine, BINARY[type(node.op)], left, right, node)
-    value.given = {"input": machine.place(node.left), "other": machine.place(node.right)}
+def _binop(interpreter: Interpreter, node: ast.BinOp) -> Value:
+    left, right = interpreter.evaluate(node.left), interpreter.evaluate(node.right)
+    value = binary(interpreter, BINARY[type(node.op)], left, right, node)
+    value.given = {"input": interpreter.place(node.left), "other": interpreter.place(node.right)}
     return value
 
 
-def binary(machine: Machine, op: str, left: Value, right: Value, node: ast.AST) -> Value:
+def binary(interpreter: Interpreter, op: str, left: Value, right: Value, node: ast.AST) -> Value:
     if op == "add" and isinstance(left.thing, Listing) and isinstance(right.thing, Listing):
         exact = left.thing.exact and right.thing.exact
-        joined = machine.listing(node, [*left.thing.elements, *right.thing.elements], exact)
+        joined = interpreter.listing(node, [*left.thing.elements, *right.thing.elements], exact)
         joined.thing.parts = (left, right)
         return joined
     if op == "mul" and isinstance(left.thing, Listing):
-        return machine.new(
+        return interpreter.new(
             "list_repeat", node, {"input": left, "other": right}, thing=Listing(left.thing.elements, False)
         )
     names = ("input", "exponent") if op == "pow" else ("input", "other")
-    return machine.new(op, node, dict(zip(names, (left, right), strict=True)), constant=fold(op, left, right))
+    return interpreter.new(op, node, dict(zip(names, (left, right), strict=True)), constant=fold(op, left, right))
 
 
-def _unaryop(machine: Machine, node: ast.UnaryOp) -> Value:
-    value = machine.evaluate(node.operand)
+def _unaryop(interpreter: Interpreter, node: ast.UnaryOp) -> Value:
+    value = interpreter.evaluate(node.operand)
     constant: Any = UNKNOWN
     if isinstance(node.op, ast.USub):
         if isinstance(value.constant, int | float):
             constant = -value.constant
-        return machine.new("neg", node, {"input": value}, constant=constant)
+        return interpreter.new("neg", node, {"input": value}, constant=constant)
     if isinstance(node.op, ast.Not):
         known = truth(value)
-        return machine.new("not", node, {"input": value}, constant=UNKNOWN if known is None else not known)
+        return interpreter.new("not", node, {"input": value}, constant=UNKNOWN if known is None else not known)
     if isinstance(node.op, ast.Invert):
-        return machine.new("logical_not", node, {"input": value})
+        return interpreter.new("logical_not", node, {"input": value})
     return value
 
 
-def _boolop(machine: Machine, node: ast.BoolOp) -> Value:
+def _boolop(interpreter: Interpreter, node: ast.BoolOp) -> Value:
     is_and = isinstance(node.op, ast.And)
     values: list[Value] = []
     for part in node.values:
-        value = machine.evaluate(part)
+        value = interpreter.evaluate(part)
         known = truth(value)
         if known is not None and known != is_and:  # the rest is not looked at
-            return value if not values else machine.new("bool", node, numbered([*values, value]))
+            return value if not values else interpreter.new("bool", node, numbered([*values, value]))
         if known is None or part is node.values[-1]:
             values.append(value)
     if len(values) == 1:
         return values[0]
-    return machine.new("and" if is_and else "phi", node, numbered(values))
+    return interpreter.new("and" if is_and else "phi", node, numbered(values))
 
 
-def _compare(machine: Machine, node: ast.Compare) -> Value:
-    left = machine.evaluate(node.left)
+def _compare(interpreter: Interpreter, node: ast.Compare) -> Value:
+    left = interpreter.evaluate(node.left)
     results: list[Value] = []
     for kind, part in zip(node.ops, node.comparators, strict=True):
-        right = machine.evaluate(part)
+        right = interpreter.evaluate(part)
         op = _COMPARE[type(kind)]
         constant = fold(op, left, right)
         if op in ("is", "is_not") and right.constant is None:
             known = _is_none(left)
             constant = UNKNOWN if known is None else known == (op == "is")
-        results.append(machine.new(op, node, {"input": left, "other": right}, constant=constant))
+        results.append(interpreter.new(op, node, {"input": left, "other": right}, constant=constant))
         left = right
-    return results[0] if len(results) == 1 else machine.new("and", node, numbered(results))
+    return results[0] if len(results) == 1 else interpreter.new("and", node, numbered(results))
 
 
 def _is_none(value: Value) -> bool | None:
@@ -147,17 +147,17 @@ def _is_none(value: Value) -> bool | None:
     return False
 
 
-def _ifexp(machine: Machine, node: ast.IfExp) -> Value:
-    condition = machine.evaluate(node.test)
+def _ifexp(interpreter: Interpreter, node: ast.IfExp) -> Value:
+    condition = interpreter.evaluate(node.test)
     known = truth(condition)
     if known is not None:
-        return machine.evaluate(node.body if known else node.orelse)
-    place = machine.place(node.test)
-    with machine.under(branches=(*machine.context.branches, Branch(place, condition, True))):
-        first = machine.evaluate(node.body)
-    with machine.under(branches=(*machine.context.branches, Branch(place, condition, False))):
-        second = machine.evaluate(node.orelse)
-    value = machine.phi(node, [first, second])
+        return interpreter.evaluate(node.body if known else node.orelse)
+    place = interpreter.place(node.test)
+    with interpreter.under(branches=(*interpreter.context.branches, Branch(place, condition, True))):
+        first = interpreter.evaluate(node.body)
+    with interpreter.under(branches=(*interpreter.context.branches, Branch(place, condition, False))):
+        second = interpreter.evaluate(node.orelse)
+    value = interpreter.phi(node, [first, second])
     if value.op == "phi" and "condition" not in value.arguments:
         value.name = value.name or "if"
     return value
@@ -172,82 +172,82 @@ def truth(value: Value) -> bool | None:
     return None
 
 
-def _slice(machine: Machine, node: ast.Slice) -> Value:
+def _slice(interpreter: Interpreter, node: ast.Slice) -> Value:
     arguments = {
-        name: machine.evaluate(part)
+        name: interpreter.evaluate(part)
         for name, part in (("start", node.lower), ("stop", node.upper), ("step", node.step))
         if part is not None
     }
-    return machine.new("slice", node, arguments)
+    return interpreter.new("slice", node, arguments)
 
 
-def _subscript(machine: Machine, node: ast.Subscript) -> Value:
-    base = machine.evaluate(node.value)
-    return subscript(machine, base, keys_of(machine, node), node)
+def _subscript(interpreter: Interpreter, node: ast.Subscript) -> Value:
+    base = interpreter.evaluate(node.value)
+    return subscript(interpreter, base, keys_of(interpreter, node), node)
 
 
-def _listing(machine: Machine, node: ast.Tuple | ast.List | ast.Set) -> Value:
+def _listing(interpreter: Interpreter, node: ast.Tuple | ast.List | ast.Set) -> Value:
     elements: list[Value] = []
     exact = True
     for part in node.elts:
         if isinstance(part, ast.Starred) and _is_cut_short(part.value):
             exact = False
             continue
-        value = machine.evaluate(part)
+        value = interpreter.evaluate(part)
         if isinstance(part, ast.Starred):
             if isinstance(value.thing, Listing) and value.thing.exact:
                 elements += value.thing.elements
             else:
-                elements.append(element(machine, value, part))
+                elements.append(element(interpreter, value, part))
                 exact = False
         else:
             elements.append(value)
-    return machine.listing(node, elements, exact)
+    return interpreter.listing(node, elements, exact)
 
 
-def _dict(machine: Machine, node: ast.Dict) -> Value:
+def _dict(interpreter: Interpreter, node: ast.Dict) -> Value:
     table = Table()
     for key, part in zip(node.keys, node.values, strict=True):
         if key is None and _is_cut_short(part):
             continue
-        value = machine.evaluate(part)
+        value = interpreter.evaluate(part)
         if key is None:
             merge(table, value)
         else:
-            put(table, machine.evaluate(key), value)
-    return machine.new("table", node, numbered([*table.entries.values(), *table.rest]), thing=table)
+            put(table, interpreter.evaluate(key), value)
+    return interpreter.new("table", node, numbered([*table.entries.values(), *table.rest]), thing=table)
 
 
-def _listcomp(machine: Machine, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Value:
-    return _comprehension(machine, node, node.generators, lambda: machine.evaluate(node.elt))
+def _listcomp(interpreter: Interpreter, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Value:
+    return _comprehension(interpreter, node, node.generators, lambda: interpreter.evaluate(node.elt))
 
 
-def _dictcomp(machine: Machine, node: ast.DictComp) -> Value:
+def _dictcomp(interpreter: Interpreter, node: ast.DictComp) -> Value:
     table = Table()
 
     def entry() -> Value:
-        value = machine.evaluate(node.value)
-        put(table, machine.evaluate(node.key), value)
+        value = interpreter.evaluate(node.value)
+        put(table, interpreter.evaluate(node.key), value)
         return value
 
     generator = node.generators[0]
-    listed = each(machine, machine.evaluate(generator.iter), node) if len(node.generators) == 1 else None
+    listed = each(interpreter, interpreter.evaluate(generator.iter), node) if len(node.generators) == 1 else None
     if listed is None or generator.ifs:
-        made = _comprehension(machine, node, node.generators, entry).arguments
+        made = _comprehension(interpreter, node, node.generators, entry).arguments
     else:
-        machine.frame.variables.mark()
+        interpreter.frame.variables.mark()
         for element_value in listed:
-            assign(machine, generator.target, element_value, generator.iter)
+            assign(interpreter, generator.target, element_value, generator.iter)
             entry()
-        machine.frame.variables.take_back()  # its names are its own
+        interpreter.frame.variables.take_back()  # its names are its own
         made = numbered([*table.entries.values(), *table.rest])
-    return machine.new("table", node, made, thing=table)
+    return interpreter.new("table", node, made, thing=table)
 
 
 def _comprehension(
-    machine: Machine, node: ast.expr, generators: list[ast.comprehension], make: Callable[[], Value]
+    interpreter: Interpreter, node: ast.expr, generators: list[ast.comprehension], make: Callable[[], Value]
 ) -> Value:
-    machine.frame.variables.mark()
+    interpreter.frame.variables.mark()
     made: list[Value] = []
     sources: list[Value] = []
 
@@ -256,21 +256,21 @@ def _comprehension(
             made.append(make())
             return False
         generator = generators[number]
-        source = machine.evaluate(generator.iter)
+        source = interpreter.evaluate(generator.iter)
         sources.append(source)
 
         def inner() -> bool:
-            assign(machine, generator.target, element(machine, source, generator.iter), generator.iter)
+            assign(interpreter, generator.target, element(interpreter, source, generator.iter), generator.iter)
             for condition in generator.ifs:
-                machine.evaluate(condition)
+                interpreter.evaluate(condition)
             return turn(number + 1)
 
-        machine.repeat(generator.iter, source, [], inner)
+        interpreter.repeat(generator.iter, source, [], inner)
         return False
 
     turn(0)
-    machine.frame.variables.take_back()  # its names are its own
-    listed = machine.listing(node, made, exact=False)
+    interpreter.frame.variables.take_back()  # its names are its own
+    listed = interpreter.listing(node, made, exact=False)
     counted = [source.op == "range" for source in sources]
     if len(counted) == 2 and counted[0] != counted[1]:
         # [x for x in xs for _ in range(n)] repeats each in place; the other way round repeats the whole
@@ -291,7 +291,7 @@ def fold(op: str, left: Value, right: Value) -> Any:
     one, two = left.constant, right.constant
     if one is UNKNOWN or two is UNKNOWN or op not in _FOLD:
         return UNKNOWN
-    numbers = all(isinstance(value, int | float) and abs(value) < _LARGEST for value in (one, two))
+    numbers = all(isinstance(value, int | float) and abs(value) < _LARGEST_NUMBER for value in (one, two))
     if op in ("eq", "ne"):
         return _FOLD[op](one, two)
     if not numbers or (op in ("div", "floordiv", "mod") and two == 0) or (op == "pow" and (one < 0 or abs(two) > 64)):
@@ -316,13 +316,13 @@ def is_configured(value: Value, depth: int = 6) -> bool:
     return False
 
 
-EXPRESSIONS: dict[type[ast.expr], Callable[[Machine, Any], Value]] = {
-    ast.Attribute: lambda machine, node: attribute(machine, machine.evaluate(node.value), node.attr, node),
-    ast.Await: lambda machine, node: machine.evaluate(node.value),
+EXPRESSIONS: dict[type[ast.expr], Callable[[Interpreter, Any], Value]] = {
+    ast.Attribute: lambda interpreter, node: attribute(interpreter, interpreter.evaluate(node.value), node.attr, node),
+    ast.Await: lambda interpreter, node: interpreter.evaluate(node.value),
     ast.BinOp: _binop,
     ast.BoolOp: _boolop,
     ast.Compare: _compare,
-    ast.Constant: lambda machine, node: machine.constant(node, node.value),
+    ast.Constant: lambda interpreter, node: interpreter.constant(node, node.value),
     ast.Dict: _dict,
     ast.DictComp: _dictcomp,
     ast.GeneratorExp: _listcomp,
@@ -331,12 +331,12 @@ EXPRESSIONS: dict[type[ast.expr], Callable[[Machine, Any], Value]] = {
     ast.Lambda: _lambda,
     ast.List: _listing,
     ast.ListComp: _listcomp,
-    ast.Name: lambda machine, node: machine.lookup(node.id, node),
+    ast.Name: lambda interpreter, node: interpreter.lookup(node.id, node),
     ast.NamedExpr: _namedexpr,
     ast.Set: _listing,
     ast.SetComp: _listcomp,
     ast.Slice: _slice,
-    ast.Starred: lambda machine, node: machine.evaluate(node.value),
+    ast.Starred: lambda interpreter, node: interpreter.evaluate(node.value),
     ast.Subscript: _subscript,
     ast.Tuple: _listing,
     ast.UnaryOp: _unaryop,

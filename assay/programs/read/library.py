@@ -9,7 +9,7 @@ from assay.programs.graph import UNKNOWN, Value, bound, canonical
 from assay.programs.read.access import attribute, set_attribute
 from assay.programs.read.collections import element, first
 from assay.programs.read.containers import configured_instance, method_of_listing, method_of_table, parsed_classes
-from assay.programs.read.machine import Machine
+from assay.programs.read.interpreter import Interpreter
 from assay.programs.read.settings import READERS, parse_settings
 from assay.programs.read.things import Call, Class, Function, Instance, Library, Listing, Partial, Table
 
@@ -33,7 +33,7 @@ KNOWN_METHODS = frozenset(
 )
 _TOKENIZES = frozenset({"decode", "batch_decode", "encode", "apply_chat_template"})
 RETURNS_ITSELF = frozenset({"eval", "train", "requires_grad_", "share_memory", "gradient_checkpointing_enable"})
-_MODELS = ("pretrained", "instance", "deepcopy", "module", "wrapped", "prepared", "submodule")
+_MODELS = ("pretrained", "instance", "deepcopy", "module", "wrapped", "submodule")
 _DEEPSPEED = ("args", "model", "optimizer", "model_parameters", "training_data", "lr_scheduler")
 _SEEDS = ("manual_seed", "manual_seed_all", "seed", "set_seed", "seed_everything")
 _NAMESPACES = ("SimpleNamespace", "Namespace", "EasyDict", "AttrDict", "DotMap", "ConfigDict")
@@ -47,7 +47,7 @@ _NUMBERS: dict[str, Any] = {"float": float, "int": int, "bool": bool, "round": r
 
 def is_model(value: Value) -> bool:
     if value.op == "instance":
-        return isinstance(value.thing, Instance) and value.thing.of.is_module
+        return isinstance(value.thing, Instance) and value.thing.cls.is_module
     if value.op == "attribute" and value.name == "module" and value.input is not None:
         return value.input.op == "wrapped"
     return value.op in _MODELS
@@ -57,18 +57,18 @@ def is_known_method(name: str) -> bool:
     return name in KNOWN_METHODS or canonical(name) is not None
 
 
-def call(machine: Machine, function: Library, given: Call) -> Value:
+def call(interpreter: Interpreter, function: Library, given: Call) -> Value:
     path, last, node = function.path, function.last, given.node
     operand, keywords = given.first, given.keywords
     if function.root == "builtins":
         owner = path.split(".")[1]
         if last in _TOKENIZES and owner not in (last, "str", "bytes"):  # a name that the file does not define
-            return method(machine, machine.new("unknown", node, name=owner), last, given)
-        return _builtin(machine, last, given)
+            return method(interpreter, interpreter.new("unknown", node, name=owner), last, given)
+        return _builtin(interpreter, last, given)
     if path.endswith("copy.deepcopy") or path in ("copy.copy", "deepcopy"):
         if operand is None:
-            return machine.new("call", node, name="deepcopy")
-        return _copy(machine, operand, node, "copy" if path == "copy.copy" else "")
+            return interpreter.new("call", node, name="deepcopy")
+        return _copy(interpreter, operand, node, "copy" if path == "copy.copy" else "")
     is_optimizer = last in OPTIMIZERS or (".optim." in path and last[:1].isupper() and "lr_scheduler" not in path)
     if is_optimizer and not any(part in _OTHER_FRAMEWORKS for part in path.split(".")):
         arguments = _rename(
@@ -76,120 +76,120 @@ def call(machine: Machine, function: Library, given: Call) -> Value:
         )
         if "1" in arguments:
             arguments.setdefault("lr", arguments.pop("1"))
-        return machine.new("optimizer", node, arguments, name=last)
+        return interpreter.new("optimizer", node, arguments, name=last)
     if (
         "lr_scheduler" in path
         or (last.startswith("get_") and last.endswith("_schedule_with_warmup"))
         or last == "get_scheduler"
     ):
-        return machine.new("scheduler", node, given.arguments(), name=last)
+        return interpreter.new("scheduler", node, given.arguments(), name=last)
     if last == "from_pretrained":
         owner = path.rpartition(".")[0].rpartition(".")[2]
         is_language_model = "Model" in owner or "ForCausalLM" in owner
-        return machine.new("pretrained" if is_language_model else "call", node, given.arguments(), name=owner)
+        return interpreter.new("pretrained" if is_language_model else "call", node, given.arguments(), name=owner)
     if last == "from_config" and "Model" in path:
-        return machine.new("pretrained", node, given.arguments(), name=path.split(".")[-2])
+        return interpreter.new("pretrained", node, given.arguments(), name=path.split(".")[-2])
     if last.endswith(_LANGUAGE_MODELS):
-        return machine.new("pretrained", node, given.arguments(), name=last)
+        return interpreter.new("pretrained", node, given.arguments(), name=last)
     wrapped = operand or keywords.get("module") or keywords.get("model")
     if last in WRAPPERS and path != "re.compile" and wrapped is not None:
         others = {name: value for name, value in keywords.items() if value is not wrapped}
         arguments = Call(node, [wrapped, *given.positional[1:]], others).arguments()
-        return machine.new("wrapped", node, arguments, name=last, thing=wrapped.thing)
-    if path.endswith("deepspeed.initialize") and (engine := _deepspeed(machine, given)) is not None:
+        return interpreter.new("wrapped", node, arguments, name=last, thing=wrapped.thing)
+    if path.endswith("deepspeed.initialize") and (engine := _deepspeed(interpreter, given)) is not None:
         return engine
     if last in ("Categorical", "OneHotCategorical"):
-        return machine.new("categorical", node, given.arguments("probs", "logits"), name=last)
+        return interpreter.new("categorical", node, given.arguments("probs", "logits"), name=last)
     if last == "partial" and operand is not None:
-        return machine.new("partial", node, thing=Partial(operand, Call(node, given.positional[1:], keywords)))
+        return interpreter.new("partial", node, thing=Partial(operand, Call(node, given.positional[1:], keywords)))
     if last == "TensorDataset":
-        return machine.new("tensor_dataset", node, given.arguments())
+        return interpreter.new("tensor_dataset", node, given.arguments())
     if last in ("DataLoader", "BatchSampler", "SubsetRandomSampler"):
         arguments = _rename(given.arguments("input", "batch_size", "shuffle"), dataset="input")
-        return machine.new("dataloader", node, arguments, name=last)
+        return interpreter.new("dataloader", node, arguments, name=last)
     if last == "trange":
-        return machine.new("range", node, Call(node, given.positional).arguments("stop"))
+        return interpreter.new("range", node, Call(node, given.positional).arguments("stop"))
     if last in PROGRESS:
-        return machine.new("progress", node, _rename(given.arguments("input"), iterable="input"))
+        return interpreter.new("progress", node, _rename(given.arguments("input"), iterable="input"))
     if last in _NAMESPACES:
         table = Table(dict(keywords), is_namespace=True)
         if operand is not None and isinstance(operand.thing, Table):
             table.entries |= operand.thing.entries
-        return machine.new("table", node, keywords, thing=table)
+        return interpreter.new("table", node, keywords, thing=table)
     if operand is not None and isinstance(operand.constant, str) and path.endswith(READERS):
-        written = parse_settings(machine, operand.constant, node)
+        written = parse_settings(interpreter, operand.constant, node)
         if written is not None:
             return written
     if path.endswith("OmegaConf.create") and operand is not None and isinstance(operand.thing, Table):
-        return machine.new("table", node, thing=Table(operand.thing.entries, is_namespace=True))
+        return interpreter.new("table", node, thing=Table(operand.thing.entries, is_namespace=True))
     if last in ("defaultdict", "OrderedDict", "Counter"):
         factory = operand if last == "defaultdict" else None
-        return machine.new("table", node, keywords, thing=Table(dict(keywords), factory=factory))
+        return interpreter.new("table", node, keywords, thing=Table(dict(keywords), factory=factory))
     if last == "deque":
-        return machine.listing(node, [], exact=False)
+        return interpreter.listing(node, [], exact=False)
     if last == "ArgumentParser":
-        return machine.new("parser", node, thing=Table(is_namespace=True))
+        return interpreter.new("parser", node, thing=Table(is_namespace=True))
     if last in ("cli", "parse") and operand is not None and isinstance(operand.thing, Class):
-        return configured_instance(machine, operand, node)  # tyro, simple_parsing, draccus
+        return configured_instance(interpreter, operand, node)  # tyro, simple_parsing, draccus
     if last == "HfArgumentParser" and operand is not None:
-        return machine.new("parser", node, {"input": operand}, name=last)
+        return interpreter.new("parser", node, {"input": operand}, name=last)
     is_main = last in ("Fire", "run") and function.root in ("fire", "typer", "asyncio")
     if is_main and operand is not None and isinstance(operand.thing, Function):
-        return machine.invoke(operand, Call(node))
+        return interpreter.invoke(operand, Call(node))
     if last in _SEEDS:
-        return machine.new("manual_seed", node, given.arguments("seed"), name=path)
+        return interpreter.new("manual_seed", node, given.arguments("seed"), name=path)
     if path.startswith("torch.nn.utils.clip_grad") or last in ("clip_grad_norm_", "clip_grad_value_"):
-        return machine.new("clip_grad_norm", node, bound("clip_grad_norm", last, given.positional, keywords))
+        return interpreter.new("clip_grad_norm", node, bound("clip_grad_norm", last, given.positional, keywords))
     if path == "torch.autograd.backward" and operand is not None:
-        return machine.new("backward", node, {"input": operand})
+        return interpreter.new("backward", node, {"input": operand})
     if function.root in NUMERIC:
-        return _numeric(machine, function, given)
+        return _numeric(interpreter, function, given)
     operation = canonical(last)
     if operation is not None and function.root in ("einops", "trl", "verl", "functional", "F"):
-        return machine.new(operation, node, bound(operation, last, given.positional, keywords), name=path)
-    return machine.new("call", node, given.arguments(), name=path)
+        return interpreter.new(operation, node, bound(operation, last, given.positional, keywords), name=path)
+    return interpreter.new("call", node, given.arguments(), name=path)
 
 
-def _deepspeed(machine: Machine, given: Call) -> Value | None:
+def _deepspeed(interpreter: Interpreter, given: Call) -> Value | None:
     """(engine, optimizer, loader, scheduler) of deepspeed.initialize; None where it is given no network."""
     arguments, node = given.arguments(*_DEEPSPEED), given.node
     model, optimizer = arguments.get("model"), arguments.get("optimizer")
     if model is None:
         return None
     others = {name: value for name, value in arguments.items() if name in ("config", "config_params", "args")}
-    engine = machine.new("wrapped", node, {"0": model, **others}, name="deepspeed.initialize", thing=model.thing)
+    engine = interpreter.new("wrapped", node, {"0": model, **others}, name="deepspeed.initialize", thing=model.thing)
     if optimizer is None or optimizer.constant is None:
         held = arguments.get("model_parameters")
         if held is None or held.constant is None:
-            held = machine.new("parameters", node, {"input": model}, name="parameters")
+            held = interpreter.new("parameters", node, {"input": model}, name="parameters")
         rate = arguments.get("config")  # the learning rate that a configuration in the text gives its optimizer
         for key in ("optimizer", "params", "lr"):
             rate = rate.thing.entries.get(key) if rate is not None and isinstance(rate.thing, Table) else None
         known = {"lr": rate} if rate is not None else {}
-        optimizer = machine.new("optimizer", node, {"parameters": held, **known}, name="deepspeed")
-    loader = machine.new("unknown", node, name="training_dataloader")
-    scheduler = arguments.get("lr_scheduler") or machine.new("unknown", node, name="lr_scheduler")
-    return machine.listing(node, [engine, optimizer, loader, scheduler])
+        optimizer = interpreter.new("optimizer", node, {"parameters": held, **known}, name="deepspeed")
+    loader = interpreter.new("unknown", node, name="training_dataloader")
+    scheduler = arguments.get("lr_scheduler") or interpreter.new("unknown", node, name="lr_scheduler")
+    return interpreter.listing(node, [engine, optimizer, loader, scheduler])
 
 
-def _numeric(machine: Machine, function: Library, given: Call) -> Value:
+def _numeric(interpreter: Interpreter, function: Library, given: Call) -> Value:
     path, last, node = function.path, function.last, given.node
     if path.startswith("torch.nn.") and last[:1].isupper() and "functional" not in path and "utils" not in path:
-        return machine.new("module", node, given.arguments(), name=last)
+        return interpreter.new("module", node, given.arguments(), name=last)
     if last in ("minimum", "maximum"):
-        return machine.new(last, node, bound(last, last, given.positional, given.keywords), name=path)
+        return interpreter.new(last, node, bound(last, last, given.positional, given.keywords), name=path)
     if last in ("min", "max"):
-        return _extreme(machine, last, given, path)
+        return _extreme(interpreter, last, given, path)
     op = {"fmean": "mean", "stdev": "std", "pstdev": "std"}.get(last) or canonical(last)
     if op is None:
-        return machine.new("call", node, given.arguments(), name=path)
+        return interpreter.new("call", node, given.arguments(), name=path)
     arguments = bound(op, last, given.positional, given.keywords)
     if op == "std" and function.root == "numpy":
         arguments = _rename(arguments, ddof="correction", unbiased="correction")
-    return _operation(machine, op, arguments, node, path)
+    return _operation(interpreter, op, arguments, node, path)
 
 
-def _operation(machine: Machine, op: str, arguments: dict[str, Value], node: ast.AST, name: str) -> Value:
+def _operation(interpreter: Interpreter, op: str, arguments: dict[str, Value], node: ast.AST, name: str) -> Value:
     constant: Any = UNKNOWN
     thing: Instance | Class | None = None
     inner = arguments.get("data") or arguments.get("input")
@@ -197,166 +197,166 @@ def _operation(machine: Machine, op: str, arguments: dict[str, Value], node: ast
         constant = inner.constant
     if op in ("tensor", "cast") and inner is not None and isinstance(inner.thing, Instance | Class):
         thing = inner.thing
-    return machine.new(op, node, arguments, name=name, constant=constant, thing=thing)
+    return interpreter.new(op, node, arguments, name=name, constant=constant, thing=thing)
 
 
-def _extreme(machine: Machine, last: str, given: Call, name: str) -> Value:
+def _extreme(interpreter: Interpreter, last: str, given: Call, name: str) -> Value:
     """torch.min(a, b) is elementwise; torch.min(a) and torch.min(a, 1) reduce."""
     other = given.positional[1] if len(given.positional) > 1 else given.keywords.get("other")
     if other is not None and not isinstance(other.constant, int) and "dim" not in given.keywords:
-        return machine.new(f"{last}imum", given.node, {"input": given.positional[0], "other": other}, name=name)
-    return machine.new(last, given.node, bound(last, last, given.positional, given.keywords), name=name)
+        return interpreter.new(f"{last}imum", given.node, {"input": given.positional[0], "other": other}, name=name)
+    return interpreter.new(last, given.node, bound(last, last, given.positional, given.keywords), name=name)
 
 
-def method(machine: Machine, base: Value, name: str, given: Call) -> Value:
+def method(interpreter: Interpreter, base: Value, name: str, given: Call) -> Value:
     """A method of something that is not an object of the program."""
     node, operand, keywords = given.node, given.first, given.keywords
     found: Value | None = None
     if isinstance(base.thing, Listing):
-        found = method_of_listing(machine, base, base.thing, name, given)
+        found = method_of_listing(interpreter, base, base.thing, name, given)
     elif isinstance(base.thing, Table):
-        found = method_of_table(machine, base, base.thing, name, given)
+        found = method_of_table(interpreter, base, base.thing, name, given)
     if found is not None:
         return found
     if base.op == "parser" and name == "parse_args_into_dataclasses":
-        return parsed_classes(machine, base, node)
+        return parsed_classes(interpreter, base, node)
     if operand is not None and name == "prepare":
-        machine.new("prepare", node, {"engine": base, **given.arguments()})
-        return operand if len(given.positional) == 1 else machine.listing(node, given.positional)
+        interpreter.new("prepare", node, {"engine": base, **given.arguments()})
+        return operand if len(given.positional) == 1 else interpreter.listing(node, given.positional)
     if operand is not None and name in ("unwrap_model", "unwrap") and is_model(operand):
-        return machine.new("wrapped", node, {"0": operand}, name="unwrap_model", thing=operand.thing)
+        return interpreter.new("wrapped", node, {"0": operand}, name="unwrap_model", thing=operand.thing)
     if operand is not None and name in ("unwrap_model", "prepare_model", "prepare_optimizer", "unwrap"):
-        machine.new("prepare", node, {"engine": base, **given.arguments()}, name=name)
+        interpreter.new("prepare", node, {"engine": base, **given.arguments()}, name=name)
         return operand
     if operand is not None and name in ("backward", "manual_backward"):
-        return machine.new("backward", node, {"input": operand, "engine": base, **keywords})
+        return interpreter.new("backward", node, {"input": operand, "engine": base, **keywords})
     if operand is not None and name == "scale" and len(given.positional) == 1:
-        return machine.new("scaled", node, {"input": operand, "engine": base})
-    if operand is not None and name == "step" and operand.op in ("optimizer", "prepared"):
-        return machine.new("step", node, {"input": operand, "engine": base})
+        return interpreter.new("scaled", node, {"input": operand, "engine": base})
+    if operand is not None and name == "step" and operand.op == "optimizer":
+        return interpreter.new("step", node, {"input": operand, "engine": base})
     if name in ("clip_grad_norm_", "clip_grad_value_"):
-        return machine.new("clip_grad_norm", node, bound("clip_grad_norm", name, given.positional, keywords))
+        return interpreter.new("clip_grad_norm", node, bound("clip_grad_norm", name, given.positional, keywords))
     if name in _GATHERS and operand is not None and len(given.positional) == 1 and "index" not in keywords:
-        return machine.new("cast", node, {"input": operand, "engine": base}, name=name)
+        return interpreter.new("cast", node, {"input": operand, "engine": base}, name=name)
     if name in ("min", "max") and operand is not None and not isinstance(operand.constant, int):
-        return _extreme(machine, name, given.with_first(base), name)
+        return _extreme(interpreter, name, given.with_first(base), name)
     if name in KNOWN_METHODS:
-        event = machine.new(name, node, {"input": base, **given.arguments(start=1)}, name=name)
+        event = interpreter.new(name, node, {"input": base, **given.arguments(start=1)}, name=name)
         return base if name in RETURNS_ITSELF else event
     if name == "submodule" or (name in _MOVES and is_model(base)):
-        machine.new("moved", node, {"input": base, **given.arguments(start=1)}, name=name)
+        interpreter.new("moved", node, {"input": base, **given.arguments(start=1)}, name=name)
         return base
     if name in _PARTS and is_model(base) and base.op != "instance":
-        return _forward(machine, attribute(machine, base, name, node), given, name)
+        return _forward(interpreter, attribute(interpreter, base, name, node), given, name)
     op = canonical(name)
     if op is None:
-        return machine.new("method", node, {"input": base, **given.arguments(start=1)}, name=name)
+        return interpreter.new("method", node, {"input": base, **given.arguments(start=1)}, name=name)
     arguments = bound(op, name, [base, *given.positional], keywords)
     if name == "requires_grad_" and is_model(base):
-        machine.new("requires_grad_", node, arguments, name=name)
+        interpreter.new("requires_grad_", node, arguments, name=name)
         return base
-    return _operation(machine, op, arguments, node, name)
+    return _operation(interpreter, op, arguments, node, name)
 
 
-def unknown_call(machine: Machine, callee: Value, given: Call) -> Value:
+def unknown_call(interpreter: Interpreter, callee: Value, given: Call) -> Value:
     """A call of something that is not known: a model, a tokenizer, a function that came in as a parameter."""
     if is_model(callee) or (callee.op == "phi" and any(is_model(value) for value in callee.inputs)):
-        return _forward(machine, callee, given, callee.name)
-    return machine.new("call", given.node, {"callee": callee, **given.arguments()}, name=callee.name)
+        return _forward(interpreter, callee, given, callee.name)
+    return interpreter.new("call", given.node, {"callee": callee, **given.arguments()}, name=callee.name)
 
 
-def _forward(machine: Machine, model: Value, given: Call, name: str) -> Value:
+def _forward(interpreter: Interpreter, model: Value, given: Call, name: str) -> Value:
     arguments = {f"given_{key}": value for key, value in given.arguments().items()}
-    return machine.new("forward", given.node, {"model": model, **arguments}, name=name)
+    return interpreter.new("forward", given.node, {"model": model, **arguments}, name=name)
 
 
-def field_default(machine: Machine, default: Value, node: ast.AST) -> Value:
+def field_default(interpreter: Interpreter, default: Value, node: ast.AST) -> Value:
     """The default of a field of a dataclass; a user may set another, so it decides no branch."""
     if default.op == "call" and default.name.endswith("field"):
         if "default" in default.arguments:
             default = default.arguments["default"]
         elif "default_factory" in default.arguments:
-            return machine.invoke(default.arguments["default_factory"], Call(node))
+            return interpreter.invoke(default.arguments["default_factory"], Call(node))
     if default.constant is not UNKNOWN:
-        return machine.new("config", node, {"input": default}, constant=default.constant)
+        return interpreter.new("config", node, {"input": default}, constant=default.constant)
     return default
 
 
-def _copy(machine: Machine, original: Value, node: ast.AST, name: str = "") -> Value:
+def _copy(interpreter: Interpreter, original: Value, node: ast.AST, name: str = "") -> Value:
     thing = original.thing
     if isinstance(thing, Instance):
-        copy = Instance(thing.of)
-        machine.keep(copy)
-        for (owner, key), value in list(machine.heap.items()):
+        copy = Instance(thing.cls)
+        interpreter.keep(copy)
+        for (owner, key), value in list(interpreter.heap.items()):
             if owner == id(thing):  # its layers are copies too
                 is_layer = value.op in _MODELS and value is not original
-                machine.heap[id(copy), key] = _copy(machine, value, node) if is_layer else value
+                interpreter.heap[id(copy), key] = _copy(interpreter, value, node) if is_layer else value
         thing = copy
     elif isinstance(thing, Listing):
         thing = Listing(list(thing.elements), thing.exact)
     elif isinstance(thing, Table):
         thing = Table(dict(thing.entries), list(thing.rest), thing.factory, thing.is_namespace)
-    return machine.new("deepcopy", node, {"input": original}, name=name, thing=thing)
+    return interpreter.new("deepcopy", node, {"input": original}, name=name, thing=thing)
 
 
-def _builtin(machine: Machine, name: str, given: Call) -> Value:
+def _builtin(interpreter: Interpreter, name: str, given: Call) -> Value:
     node, positional, operand = given.node, given.positional, given.first
     if name in ("range", "slice"):
         names = ("stop",) if len(positional) == 1 else ("start", "stop", "step")
-        return machine.new(name, node, dict(zip(names, positional, strict=False)))
+        return interpreter.new(name, node, dict(zip(names, positional, strict=False)))
     if name in ("zip", "enumerate", "reversed"):
-        return machine.new(
+        return interpreter.new(
             name, node, Call(node, positional).arguments(*(["input"] if name != "zip" else [])), name=name
         )
     if name in ("list", "tuple", "set", "sorted", "iter", "frozenset"):
         if operand is None:
-            return machine.listing(node, [])
+            return interpreter.listing(node, [])
         ordered = name in ("list", "tuple", "iter")
         if isinstance(operand.thing, Listing):
-            copied = machine.listing(node, operand.thing.elements, operand.thing.exact and ordered)
+            copied = interpreter.listing(node, operand.thing.elements, operand.thing.exact and ordered)
         else:
-            copied = machine.listing(node, [element(machine, operand, node)], exact=False)
+            copied = interpreter.listing(node, [element(interpreter, operand, node)], exact=False)
         copied.name = "" if ordered else name
         copied.thing.parts = (operand,)
         return copied
     if name == "map" and len(positional) > 1:
-        parts = [element(machine, source, node) for source in positional[1:]]
-        return machine.listing(node, [machine.invoke(positional[0], Call(node, parts))], exact=False)
+        parts = [element(interpreter, source, node) for source in positional[1:]]
+        return interpreter.listing(node, [interpreter.invoke(positional[0], Call(node, parts))], exact=False)
     if name == "filter" and len(positional) > 1:
         return positional[1]
     if name == "dict":
         table = Table(dict(given.keywords))
         if operand is not None and isinstance(operand.thing, Table):
             table.entries = {**operand.thing.entries, **table.entries}
-        return machine.new("table", node, given.keywords, thing=table)
+        return interpreter.new("table", node, given.keywords, thing=table)
     if name in ("min", "max") and len(positional) == 2:
         constants = [value.constant for value in positional]
         known = all(isinstance(constant, int | float) for constant in constants)
         smallest_or_largest = (min if name == "min" else max)(constants) if known else UNKNOWN
         arguments = Call(node, positional).arguments("input", "other")
-        return machine.new(f"{name}imum", node, arguments, name=f"builtins.{name}", constant=smallest_or_largest)
+        return interpreter.new(f"{name}imum", node, arguments, name=f"builtins.{name}", constant=smallest_or_largest)
     if name in ("min", "max"):
-        return machine.new(name, node, Call(node, positional).arguments(), name=f"builtins.{name}")
+        return interpreter.new(name, node, Call(node, positional).arguments(), name=f"builtins.{name}")
     if operand is not None:
         attribute_name = positional[1].constant if len(positional) > 1 else None
         if name == "next":
-            return first(machine, operand, node)
+            return first(interpreter, operand, node)
         if name in _NUMBERS:
             op = "leave" if name == "float" and operand.constant is UNKNOWN else "cast"
-            return machine.new(op, node, {"input": operand}, name=name, constant=_number(name, operand.constant))
+            return interpreter.new(op, node, {"input": operand}, name=name, constant=_number(name, operand.constant))
         if name in ("sum", "abs"):
-            return machine.new(name, node, {"input": operand}, name=f"builtins.{name}")
+            return interpreter.new(name, node, {"input": operand}, name=f"builtins.{name}")
         if name == "len":
             exact = isinstance(operand.thing, Listing) and operand.thing.exact and operand.op == "listing"
-            return machine.new(
+            return interpreter.new(
                 "len", node, {"input": operand}, constant=len(operand.thing.elements) if exact else UNKNOWN
             )
         if name == "getattr" and isinstance(attribute_name, str):
-            return attribute(machine, operand, attribute_name, node)
+            return attribute(interpreter, operand, attribute_name, node)
         if name == "setattr" and isinstance(attribute_name, str) and len(positional) == 3:
-            set_attribute(machine, operand, attribute_name, positional[2])
-            return machine.constant(node, None)
-    return machine.new("call", node, given.arguments(), name=f"builtins.{name}")
+            set_attribute(interpreter, operand, attribute_name, positional[2])
+            return interpreter.constant(node, None)
+    return interpreter.new("call", node, given.arguments(), name=f"builtins.{name}")
 
 
 def _number(name: str, constant: Any) -> Any:

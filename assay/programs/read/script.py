@@ -15,7 +15,7 @@ from assay.programs.program import Ignore, Program
 from assay.programs.read.calls import call, invoke
 from assay.programs.read.definitions import DEFINITIONS, run_uncalled
 from assay.programs.read.expressions import EXPRESSIONS
-from assay.programs.read.machine import Machine, TooLarge
+from assay.programs.read.interpreter import Interpreter, TooLarge
 from assay.programs.read.statements import STATEMENTS
 from assay.programs.read.text import SourceError, read_module
 from assay.programs.read.things import Module
@@ -54,23 +54,23 @@ def read_program(path: Path) -> Program:
                 found[known] = None
         return found[known]
 
-    machine = Machine(find, {**EXPRESSIONS, ast.Call: call}, {**STATEMENTS, **DEFINITIONS}, invoke)
-    machine.modules[main.file] = main
+    interpreter = Interpreter(find, {**EXPRESSIONS, ast.Call: call}, {**STATEMENTS, **DEFINITIONS}, invoke)
+    interpreter.modules[main.file] = main
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, _DEEP))
     try:
-        machine.run_module(main)
-        run_uncalled(machine, main)
+        interpreter.run_module(main)
+        run_uncalled(interpreter, main)
     except TooLarge:
         notes.append(f"{path} makes more values than are followed: it was read in part")
     except RecursionError:
         notes.append(f"{path} is nested too deeply: it was read in part")
     finally:
         sys.setrecursionlimit(limit)
-    modules = list(machine.modules.values())
+    modules = list(interpreter.modules.values())
     return Program(
         str(path),
-        machine.graph,
+        interpreter.graph,
         tuple(module.file for module in modules),
         sum(len(module.lines) for module in modules),
         (*(note for module in modules for note in module.notes), *notes),

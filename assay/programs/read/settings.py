@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from assay.programs.graph import Value
-from assay.programs.read.machine import Machine
+from assay.programs.read.interpreter import Interpreter
 from assay.programs.read.things import Table
 
 READERS = ("yaml.safe_load", "yaml.load", "yaml.full_load", "json.loads", "OmegaConf.create")
@@ -16,16 +16,16 @@ _LINE = re.compile(r"([A-Za-z_][\w-]*)\s*:\s*(.*)")
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
-def parse_settings(machine: Machine, text: str, node: ast.AST) -> Value | None:
+def parse_settings(interpreter: Interpreter, text: str, node: ast.AST) -> Value | None:
     """The table of a text of plain `name: value` lines, or of a JSON object; None where it is anything else."""
     entries = _of_json(text) if text.lstrip().startswith("{") else _of_lines(text)
     if not entries:
         return None
     values = {
-        name: machine.new("config", node, {"input": machine.constant(node, constant)}, constant=constant)
+        name: interpreter.new("config", node, {"input": interpreter.constant(node, constant)}, constant=constant)
         for name, constant in entries.items()
     }
-    return machine.new("table", node, values, thing=Table(dict(values)))
+    return interpreter.new("table", node, values, thing=Table(dict(values)))
 
 
 def _of_json(text: str) -> dict[str, Any]:

@@ -16,159 +16,159 @@ from assay.programs.read.access import assign
 from assay.programs.read.collections import each, element, extend
 from assay.programs.read.definitions import NO_GRAD
 from assay.programs.read.expressions import BINARY, binary, truth
-from assay.programs.read.machine import Machine
+from assay.programs.read.interpreter import Interpreter
 from assay.programs.read.things import Class, Function, Instance, Library, Listing
 
 
-def _expression(machine: Machine, node: ast.Expr) -> None:
-    value = machine.evaluate(node.value)
+def _expression(interpreter: Interpreter, node: ast.Expr) -> None:
+    value = interpreter.evaluate(node.value)
     function = node.value.func if isinstance(node.value, ast.Call) else None
     if isinstance(function, ast.Attribute) and function.attr.endswith("_") and not function.attr.endswith("__"):
         if function.attr == "copy_" and isinstance(node.value, ast.Call) and node.value.args:
-            value = machine.evaluate(node.value.args[0])  # its numbers are those of the other from here on
+            value = interpreter.evaluate(node.value.args[0])  # its numbers are those of the other from here on
         in_place = function.attr == "copy_" or canonical(function.attr) not in (None, "cast", "clip_grad_norm")
         if in_place and isinstance(function.value, ast.Name):
-            machine.new("in_place", node, {"input": value}, name=function.attr)
-            machine.store(function.value.id, value)
+            interpreter.new("in_place", node, {"input": value}, name=function.attr)
+            interpreter.store(function.value.id, value)
 
 
-def _assign(machine: Machine, node: ast.Assign) -> None:
-    value = machine.evaluate(node.value)
+def _assign(interpreter: Interpreter, node: ast.Assign) -> None:
+    value = interpreter.evaluate(node.value)
     for target in node.targets:
-        assign(machine, target, value, node)
+        assign(interpreter, target, value, node)
 
 
-def _annassign(machine: Machine, node: ast.AnnAssign) -> None:
+def _annassign(interpreter: Interpreter, node: ast.AnnAssign) -> None:
     if node.value is not None:
-        assign(machine, node.target, machine.evaluate(node.value), node)
+        assign(interpreter, node.target, interpreter.evaluate(node.value), node)
 
 
-def _augassign(machine: Machine, node: ast.AugAssign) -> None:
-    loaded = machine.evaluate(node.target)
-    right = machine.evaluate(node.value)
+def _augassign(interpreter: Interpreter, node: ast.AugAssign) -> None:
+    loaded = interpreter.evaluate(node.target)
+    right = interpreter.evaluate(node.value)
     if isinstance(loaded.thing, Listing) and isinstance(node.op, ast.Add):
-        extend(machine, loaded, loaded.thing, right, node)
+        extend(interpreter, loaded, loaded.thing, right, node)
         return
-    value = binary(machine, BINARY[type(node.op)], loaded, right, node)
-    machine.new("in_place", node, {"input": value, "target": loaded}, name="augmented")
-    assign(machine, node.target, value, node)
+    value = binary(interpreter, BINARY[type(node.op)], loaded, right, node)
+    interpreter.new("in_place", node, {"input": value, "target": loaded}, name="augmented")
+    assign(interpreter, node.target, value, node)
 
 
-def _delete(machine: Machine, node: ast.Delete) -> None:
+def _delete(interpreter: Interpreter, node: ast.Delete) -> None:
     for target in node.targets:
         if isinstance(target, ast.Name):
-            machine.frame.variables.forget(target.id)
+            interpreter.frame.variables.forget(target.id)
 
 
-def _return(machine: Machine, node: ast.Return) -> bool:
-    machine.frame.returned.append(machine.evaluate(node.value))
+def _return(interpreter: Interpreter, node: ast.Return) -> bool:
+    interpreter.frame.returned.append(interpreter.evaluate(node.value))
     return True
 
 
-def _raise(machine: Machine, node: ast.Raise) -> bool:
+def _raise(interpreter: Interpreter, node: ast.Raise) -> bool:
     if node.exc is not None:
-        machine.evaluate(node.exc)
+        interpreter.evaluate(node.exc)
     return True
 
 
-def _break(machine: Machine, node: ast.Break | ast.Continue) -> bool:
-    machine.leave_loop()
+def _break(interpreter: Interpreter, node: ast.Break | ast.Continue) -> bool:
+    interpreter.leave_loop()
     return True
 
 
-def _assert(machine: Machine, node: ast.Assert) -> None:
-    machine.new("assert", node, {"input": machine.evaluate(node.test)})
+def _assert(interpreter: Interpreter, node: ast.Assert) -> None:
+    interpreter.new("assert", node, {"input": interpreter.evaluate(node.test)})
 
 
-def _if(machine: Machine, node: ast.If) -> bool:
+def _if(interpreter: Interpreter, node: ast.If) -> bool:
     if _is_main(node.test):
-        return machine.run_body(node.body if machine.frame.module.name == "__main__" else node.orelse)
-    condition = machine.evaluate(node.test)
+        return interpreter.run_body(node.body if interpreter.frame.module.name == "__main__" else node.orelse)
+    condition = interpreter.evaluate(node.test)
     known = truth(condition)
     if known is not None:
-        return machine.run_body(node.body if known else node.orelse)
-    place = machine.place(node.test)
+        return interpreter.run_body(node.body if known else node.orelse)
+    place = interpreter.place(node.test)
     left: list[bool] = []
 
     def side(holds: bool) -> bool:
-        stopped = machine.run_body(node.body if holds else node.orelse)
+        stopped = interpreter.run_body(node.body if holds else node.orelse)
         if stopped:
             left.append(holds)
         return stopped
 
     sides = [(Branch(place, condition, holds), partial(side, holds)) for holds in (True, False)]
-    stopped = machine.alternatives(node, sides)
+    stopped = interpreter.alternatives(node, sides)
     if len(left) == 1:  # what follows runs on the other side alone
         rest = Branch(place, condition, not left[0])
-        machine.context = replace(machine.context, branches=(*machine.context.branches, rest))
+        interpreter.context = replace(interpreter.context, branches=(*interpreter.context.branches, rest))
     return stopped
 
 
-def _for(machine: Machine, node: ast.For | ast.AsyncFor) -> None:
-    source = machine.evaluate(node.iter)
-    entries = each(machine, source, node) if source.op == "items" else None
+def _for(interpreter: Interpreter, node: ast.For | ast.AsyncFor) -> None:
+    source = interpreter.evaluate(node.iter)
+    entries = each(interpreter, source, node) if source.op == "items" else None
 
     def turn() -> bool:
         if entries is None:
-            assign(machine, node.target, element(machine, source, node.iter), node)
-            return machine.run_body(node.body)
+            assign(interpreter, node.target, element(interpreter, source, node.iter), node)
+            return interpreter.run_body(node.body)
         stopped = False
         for entry in entries:  # of a dictionary, one by one: for name, tensor in batch.items()
-            assign(machine, node.target, entry, node)
-            stopped = machine.run_body(node.body)
+            assign(interpreter, node.target, entry, node)
+            stopped = interpreter.run_body(node.body)
         return stopped
 
-    machine.repeat(node, source, node.body, turn)
-    machine.run_body(node.orelse)
+    interpreter.repeat(node, source, node.body, turn)
+    interpreter.run_body(node.orelse)
 
 
-def _while(machine: Machine, node: ast.While) -> None:
+def _while(interpreter: Interpreter, node: ast.While) -> None:
     def turn() -> bool:
-        machine.evaluate(node.test)
-        return machine.run_body(node.body)
+        interpreter.evaluate(node.test)
+        return interpreter.run_body(node.body)
 
-    machine.repeat(node, None, node.body, turn)
-    machine.run_body(node.orelse)
+    interpreter.repeat(node, None, node.body, turn)
+    interpreter.run_body(node.orelse)
 
 
-def _try(machine: Machine, node: ast.Try) -> bool:
+def _try(interpreter: Interpreter, node: ast.Try) -> bool:
     handled = any(_swallows(handler) for handler in node.handlers)
 
     def body() -> bool:
-        with machine.under(handled=machine.context.handled or handled):
-            return machine.run_body(node.body) or machine.run_body(node.orelse)
+        with interpreter.under(handled=interpreter.context.handled or handled):
+            return interpreter.run_body(node.body) or interpreter.run_body(node.orelse)
 
-    handlers = [(None, partial(_handle, machine, handler)) for handler in node.handlers]
-    stopped = machine.alternatives(node, [(None, body), *handlers])
-    return machine.run_body(node.finalbody) or stopped
+    handlers = [(None, partial(_handle, interpreter, handler)) for handler in node.handlers]
+    stopped = interpreter.alternatives(node, [(None, body), *handlers])
+    return interpreter.run_body(node.finalbody) or stopped
 
 
-def _handle(machine: Machine, handler: ast.ExceptHandler) -> bool:
+def _handle(interpreter: Interpreter, handler: ast.ExceptHandler) -> bool:
     if handler.name:
-        machine.store(handler.name, machine.new("exception", handler))
-    with machine.under(in_handler=True):
-        return machine.run_body(handler.body)
+        interpreter.store(handler.name, interpreter.new("exception", handler))
+    with interpreter.under(in_handler=True):
+        return interpreter.run_body(handler.body)
 
 
-def _match(machine: Machine, node: ast.Match) -> bool:
-    subject = machine.evaluate(node.subject)
-    place = machine.place(node)
-    cases = [(Branch(place, subject, True), partial(machine.run_body, case.body)) for case in node.cases]
-    return machine.alternatives(node, [*cases, (Branch(place, subject, False), lambda: False)])
+def _match(interpreter: Interpreter, node: ast.Match) -> bool:
+    subject = interpreter.evaluate(node.subject)
+    place = interpreter.place(node)
+    cases = [(Branch(place, subject, True), partial(interpreter.run_body, case.body)) for case in node.cases]
+    return interpreter.alternatives(node, [*cases, (Branch(place, subject, False), lambda: False)])
 
 
-def _with(machine: Machine, node: ast.With | ast.AsyncWith) -> bool:
+def _with(interpreter: Interpreter, node: ast.With | ast.AsyncWith) -> bool:
     changes: dict[str, Any] = {}
     for item in node.items:
-        value = machine.evaluate(item.context_expr)
-        changes |= _circumstances(machine, item.context_expr, value)
+        value = interpreter.evaluate(item.context_expr)
+        changes |= _circumstances(interpreter, item.context_expr, value)
         if item.optional_vars is not None:
-            assign(machine, item.optional_vars, value, node)
-    with machine.under(**changes):
-        return machine.run_body(node.body)
+            assign(interpreter, item.optional_vars, value, node)
+    with interpreter.under(**changes):
+        return interpreter.run_body(node.body)
 
 
-def _circumstances(machine: Machine, node: ast.expr, value: Value) -> dict[str, Any]:
+def _circumstances(interpreter: Interpreter, node: ast.expr, value: Value) -> dict[str, Any]:
     last = value.name.rpartition(".")[2]
     if isinstance(value.thing, Library):
         last = value.thing.last
@@ -186,23 +186,23 @@ def _circumstances(machine: Machine, node: ast.expr, value: Value) -> dict[str, 
     if value.op == "phi":
         found: dict[str, Any] = {}
         for alternative in value.inputs:
-            inner = _circumstances(machine, node, alternative)
+            inner = _circumstances(interpreter, node, alternative)
             found |= {"grad_unknown": True} if "no_grad" in inner else {}
             found |= {"adapter_off": True} if "adapter_off" in inner else {}
             found |= {"autocast": True} if inner.get("autocast") else {}
         return found
-    return {"grad_unknown": True} if _may_stop_gradients(machine, node) else {}
+    return {"grad_unknown": True} if _may_stop_gradients(interpreter, node) else {}
 
 
-def _may_stop_gradients(machine: Machine, node: ast.expr) -> bool:
+def _may_stop_gradients(interpreter: Interpreter, node: ast.expr) -> bool:
     """A context manager of the program that somewhere says no_grad."""
     function = node.func if isinstance(node, ast.Call) else None
     if not isinstance(function, ast.Name | ast.Attribute):
         return False
     name = function.id if isinstance(function, ast.Name) else function.attr
-    made = machine.lookup(name, function) if isinstance(function, ast.Name) else None
+    made = interpreter.lookup(name, function) if isinstance(function, ast.Name) else None
     if isinstance(function, ast.Attribute):
-        base = machine.evaluate(function.value)
+        base = interpreter.evaluate(function.value)
         made = base.thing.member(name) if isinstance(base.thing, Instance) else None
     if made is None or not isinstance(made.thing, Function | Class):
         return False
@@ -221,7 +221,7 @@ def _is_main(test: ast.expr) -> bool:
     return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
 
 
-STATEMENTS: dict[type[ast.stmt], Callable[[Machine, Any], bool | None]] = {
+STATEMENTS: dict[type[ast.stmt], Callable[[Interpreter, Any], bool | None]] = {
     ast.AnnAssign: _annassign,
     ast.Assert: _assert,
     ast.Assign: _assign,

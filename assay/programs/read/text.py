@@ -18,8 +18,8 @@ from assay.programs.read.literals import count_lexemes, shorten
 from assay.programs.read.things import Module
 
 SUFFIXES = (".py", ".ipynb", ".pyw")
-LARGEST = 8_000_000  # bytes of one file
-ORDINARY = 20_000  # lexemes of a text whose literals are read whole; about 2,000 lines
+LARGEST_FILE = 8_000_000  # bytes of one file
+ORDINARY_LEXEMES = 20_000  # lexemes of a text whose literals are read whole; about 2,000 lines
 MOST_LEXEMES = 600_000  # of a text that is parsed: its syntax tree then takes about 500 MB
 _MOST_ITEMS = (256, 32)  # of one literal container in a longer text; the second if the first is not enough
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "build", "dist", "venv", "env"}
@@ -59,11 +59,11 @@ def read_module(path: Path, name: str, shown_as: str | None = None) -> Module:
     shown = shown_as or str(path)
     try:
         with path.open("rb") as file:
-            raw = file.read(LARGEST + 1)
+            raw = file.read(LARGEST_FILE + 1)
     except OSError as error:
         raise SourceError(f"{shown} could not be read: {reason_unread(error)}") from error
-    if len(raw) > LARGEST:
-        raise SourceError(f"{shown} is larger than {LARGEST // 1_000_000} MB and is not read as a script")
+    if len(raw) > LARGEST_FILE:
+        raise SourceError(f"{shown} is larger than {LARGEST_FILE // 1_000_000} MB and is not read as a script")
     if path.suffix == ".ipynb":
         return _notebook(raw, name, shown)
     text, tree = _parsed_in_short(_decoded(raw), shown)
@@ -88,7 +88,7 @@ def _plain(text: str) -> str:
 
 def _parsed_in_short(text: str, shown: str) -> tuple[str, ast.Module]:
     """A long text with its long literals cut short, and its syntax tree."""
-    if text.count(",") <= ORDINARY and count_lexemes(text) <= ORDINARY:  # commas are counted in no time
+    if text.count(",") <= ORDINARY_LEXEMES and count_lexemes(text) <= ORDINARY_LEXEMES:  # commas are counted in no time
         return text, _parsed(text, shown)
     short = text
     for most in _MOST_ITEMS:

@@ -108,7 +108,7 @@ class Class:
     is_record: bool = False
 
     def member(self, name: str) -> Value | None:
-        return next((of.members[name] for of in self.ancestry() if name in of.members), None)
+        return next((ancestor.members[name] for ancestor in self.ancestry() if name in ancestor.members), None)
 
     def method(self, name: str) -> Function | None:
         member = self.member(name)
@@ -122,7 +122,12 @@ class Class:
         return found
 
     def library_bases(self) -> list[str]:
-        return [base.thing.path for of in self.ancestry() for base in of.bases if isinstance(base.thing, Library)]
+        return [
+            base.thing.path
+            for ancestor in self.ancestry()
+            for base in ancestor.bases
+            if isinstance(base.thing, Library)
+        ]
 
     @property
     def is_module(self) -> bool:
@@ -132,8 +137,8 @@ class Class:
 
     def all_fields(self) -> list[str]:
         names: list[str] = []
-        for of in reversed(self.ancestry()):
-            names += [name for name in of.fields if name not in names]
+        for ancestor in reversed(self.ancestry()):
+            names += [name for name in ancestor.fields if name not in names]
         return names
 
 
@@ -141,10 +146,10 @@ class Class:
 class Instance:
     """An object of a class of the program; its attributes are on the interpreter's heap."""
 
-    of: Class
+    cls: Class
 
     def member(self, name: str) -> Value | None:
-        return self.of.member(name)
+        return self.cls.member(name)
 
 
 @dataclass(eq=False)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from assay.policy.plain import Plain
 
 MOST_ROWS = 256
-ASKED = 3  # updates for which the model is asked again
+MOST_BATCHES = 3  # updates for which the model is asked again
 Ask = Callable[[int, Sequence[Sequence[int]], float], "list[Plain] | None"]
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _REPEATED = frozenset((*_INPUTS, "labels", "cache_position", "1"))  # arguments of a pass that can be repeated
@@ -255,7 +255,7 @@ def _plain(
 ) -> dict[str, Array]:
     """Plain log-probs of the policy and of the reference, in the columns of the tokens."""
     models: dict[str, set[int | None]] = {"plain": {piece.forward.model for piece in pieces}}
-    if len(run.batches) >= ASKED or len(models["plain"]) > 1:
+    if len(run.batches) >= MOST_BATCHES or len(models["plain"]) > 1:
         return {}
     if "ref_logprobs" in fields:
         models["plain_ref"] = {_reference(run, piece) for piece in pieces}
@@ -344,5 +344,5 @@ def _rows(found: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, Any
 
 
 def _reference(run: WatchedRun, piece: LossPiece) -> int | None:
-    forward = run.origins.forward_of(piece.ref)
+    forward = run.kinds.forward_of(piece.ref)
     return None if forward is None or forward.adapter_off else forward.model

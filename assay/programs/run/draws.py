@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value
 from assay.programs.once import once
-from assay.programs.run.origins import LOGITS, LOGPROBS, PROBABILITIES, ValueOrigins
+from assay.programs.run.kinds import RunKinds
 from assay.programs.run.roles import LossPiece, is_corrected
 from assay.programs.run.sight import number_of, numbers_of, sight
 from assay.programs.run.watched import Forward, GenerateCall, Sampling, WatchedRun, WatchedUpdate, spot_of
@@ -21,10 +22,10 @@ from assay.programs.walk import walk
 from assay.record.batch import Array
 from assay.verdict import Place
 
-MOST = 48  # draws that are looked at
-ROWS = 8
-FIT = 1e-3  # of the spread of the log-weights
-COARSE = 5e-2  # in 16 bits
+MOST_DRAWS = 48  # draws that are looked at
+ROWS_OF_A_DRAW = 8
+DRAW_FIT = 1e-3  # of the spread of the log-weights
+COARSE_DRAW_FIT = 5e-2  # in 16 bits
 # settings of generate() that take tokens out or bend their weights, and what switches each off
 OFF: dict[str, tuple[Any, ...]] = {
     "top_k": (0, None), "top_p": (1.0, None), "min_p": (0.0, None), "typical_p": (1.0, None),
@@ -32,7 +33,7 @@ OFF: dict[str, tuple[Any, ...]] = {
     "no_repeat_ngram_size": (0, None), "epsilon_cutoff": (0.0, None), "eta_cutoff": (0.0, None),
 }  # fmt: skip
 _PASSED = frozenset(
-    "softmax log_softmax cast index squeeze unsqueeze view reshape flatten clone detach contiguous "
+    "softmax log_softmax cast index squeeze unsqueeze view reshape flatten clone detach "
     "element attribute exp changed "
     "categorical sample expand".split()
 )
@@ -43,7 +44,7 @@ _BENT = frozenset(
 _NORMALISES = frozenset("softmax log_softmax exp".split())
 
 
-def sampling_of(value: Value, origins: ValueOrigins) -> Sampling:
+def sampling_of(value: Value, kinds: RunKinds) -> Sampling:
     """From what a token was drawn: the pass, the temperature, and what was cut away before."""
     temperature: float | None = 1.0
     cuts: list[str] = []
@@ -52,16 +53,16 @@ def sampling_of(value: Value, origins: ValueOrigins) -> Sampling:
             factor = number_of(current.arguments.get("other"))
             if factor is None or factor <= 0:
                 temperature = None
-            elif temperature is not None and origins.kind(current) in (LOGITS, None):
+            elif temperature is not None and kinds.of(current) in (Kind.LOGITS, None):
                 temperature *= factor if current.op == "div" else 1 / factor
-            elif origins.kind(current) != PROBABILITIES:  # dividing probabilities by their sum changes nothing
+            elif kinds.of(current) is not Kind.PROBABILITIES:  # dividing probabilities by their sum changes nothing
                 temperature = None
         elif current.op in _CUTS:
             cuts.append(current.op)
         elif current.op not in _PASSED:
-            is_known = origins.kind(current) in (LOGITS, LOGPROBS, PROBABILITIES)
+            is_known = kinds.of(current) in (Kind.LOGITS, Kind.LOG_SOFTMAX, Kind.PROBABILITIES)
             temperature = temperature if is_known and current.op in ("add", "clamp") else None
-    return Sampling(value, origins.forward_of(value), temperature, tuple(cuts))
+    return Sampling(value, kinds.forward_of(value), temperature, tuple(cuts))
 
 
 def chain(value: Value | None, ends: tuple[str, ...] = ("forward", "given")) -> Iterator[Value]:
@@ -111,7 +112,7 @@ class DrawWeights:
 @once
 def draw_weights(run: WatchedRun) -> list[DrawWeights]:
     """Of the first draws, and of the draw that ended the script."""
-    draws = [draw.value for draw in run.samplings[:MOST]]
+    draws = [draw.value for draw in run.samplings[:MOST_DRAWS]]
     failed = run.failure.value if run.failure is not None else None
     if failed is not None and failed.op == "multinomial":
         draws.append(failed)
@@ -134,7 +135,7 @@ def _weights_of(run: WatchedRun, draw: Value, weights: Value | None) -> DrawWeig
     if weights.op == "categorical":
         of = weights.arguments.get("logits") or weights.arguments.get("probs") or weights
     made_of = list(chain(of))
-    logits = [value for value in made_of if run.origins.kind(value) == LOGITS]
+    logits = [value for value in made_of if run.kinds.of(value) is Kind.LOGITS]
     given_BV = _rows(of)
     if given_BV is None or not logits:
         return None
@@ -147,7 +148,7 @@ def _weights_of(run: WatchedRun, draw: Value, weights: Value | None) -> DrawWeig
     if logits_BV is None or logits_BV.shape != weights_BV.shape:
         return None
     is_coarse = any(seen is not None and seen.is_half for seen in (sight(of), sight(logits[0])))
-    wrong = _form(run, made_of, weights_BV, logits_BV, COARSE if is_coarse else FIT, is_log=is_log)
+    wrong = _form(run, made_of, weights_BV, logits_BV, COARSE_DRAW_FIT if is_coarse else DRAW_FIT, is_log=is_log)
     if wrong:
         return DrawWeights(place, of.place, wrong=wrong)
     cut = [
@@ -174,7 +175,7 @@ def _rows(value: Value) -> Array | None:
     numbers = numbers_of(value)
     if numbers is None:
         return None if seen.rows is None else np.asarray(seen.rows)
-    return numbers.reshape(-1, seen.shape[-1])[:ROWS].astype(np.float64)
+    return numbers.reshape(-1, seen.shape[-1])[:ROWS_OF_A_DRAW].astype(np.float64)
 
 
 def _form(
@@ -186,7 +187,7 @@ def _form(
         for logits, weights in zip(logits_BV, _log(weights_BV), strict=True)
     ):
         return ""
-    probabilities = next((value for value in made_of[1:] if run.origins.kind(value) == PROBABILITIES), made_of[0])
+    probabilities = next((value for value in made_of[1:] if run.kinds.of(value) is Kind.PROBABILITIES), made_of[0])
     softmax_BV = _rows(probabilities)
     if softmax_BV is not None and _are_lines(softmax_BV, _log(weights_BV), limit):
         return "a softmax of probabilities"
@@ -199,7 +200,7 @@ def _form(
             return "a softmax over the rows of the batch"
     between = []
     for value in made_of:
-        if run.origins.kind(value) == LOGITS:
+        if run.kinds.of(value) is Kind.LOGITS:
             break
         between.append(value.op)
     if not between and not is_log:
@@ -260,7 +261,7 @@ def behaviour(run: WatchedRun) -> Behaviour:
             continue
         (sampler,) = update.samplers
         for piece in update.pieces:
-            old = run.origins.forward_of(piece.old_operand)
+            old = run.kinds.forward_of(piece.old_operand)
             if old is None or not run.models[old.model].is_trained or not sampler:
                 continue
             if old.weights == sampler:
@@ -271,9 +272,7 @@ def behaviour(run: WatchedRun) -> Behaviour:
                 continue  # a copy of another precision has other sums
             if known is not None and known[1] >= old.version:
                 continue
-            references = {
-                ref.model for other in update.pieces if (ref := run.origins.forward_of(other.ref)) is not None
-            }
+            references = {ref.model for other in update.pieces if (ref := run.kinds.forward_of(other.ref)) is not None}
             lag = None if known is None else old.version - known[1]
             return Behaviour(agrees, OtherSampler(update, piece, old, lag, bool(update.sampler_models & references)))
     return Behaviour(agrees, None)

@@ -22,7 +22,7 @@ from assay.programs.walk import walk
 from assay.record.batch import Array
 from assay.types import Totals
 
-FITS = 1e-3  # of the largest gradient
+GRADIENT_FIT = 1e-3  # of the largest gradient
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,11 @@ def objective_of(fields: Mapping[str, Any], pieces: Sequence[LossPiece]) -> tupl
         if chosen.clips and chosen.level == "token" and chosen.aggregation not in left_out
     }
     scale = float(np.abs(gradients_BT).max())
-    fits = [name for name, weight in weights.items() if np.abs(pull_BT * weight - gradients_BT).max() <= FITS * scale]
+    fits = [
+        name
+        for name, weight in weights.items()
+        if np.abs(pull_BT * weight - gradients_BT).max() <= GRADIENT_FIT * scale
+    ]
     if len(fits) != 1 or scale == 0:
         return None
     sizes = {sight(piece.ratio).size == len(piece.ids) for piece in pieces if sight(piece.ratio) is not None}  # type: ignore[union-attr]
@@ -116,5 +120,5 @@ def objective_of(fields: Mapping[str, Any], pieces: Sequence[LossPiece]) -> tupl
     if kl_BT is not None:
         terms_BT = terms_BT + float(fields["kl_coef"]) * np.where(mask_BT, kl_BT, 0.0)
     expected, size = float((terms_BT * weights[fits[0]]).sum()), float((np.abs(terms_BT) * weights[fits[0]]).sum())
-    is_all = abs(float(fields.get("loss", np.nan)) - expected) <= FITS * size
+    is_all = abs(float(fields.get("loss", np.nan)) - expected) <= GRADIENT_FIT * size
     return "gspo" if by_row else fits[0], is_all

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.programs.graph import Value
-from assay.programs.run.origins import KEEPS_NUMBERS
+from assay.programs.run.kinds import KEEPS_NUMBERS
 from assay.programs.run.roles import Flow, LossPiece, flows, unwrapped
 from assay.programs.run.sight import Sight, is_mask, numbers_of, requires_grad, sight
 from assay.programs.run.watched import WatchedRun
@@ -16,8 +16,8 @@ from assay.programs.walk import peel, walk
 from assay.record.batch import Array
 from assay.verdict import Place
 
-FIT = 1e-4
-COARSE = 3e-2  # in 16 bits
+RATIO_FIT = 1e-4
+COARSE_RATIO_FIT = 3e-2  # in 16 bits
 _GROWS = KEEPS_NUMBERS | {"exp", "clamp", "sum", "mean", "masked_fill", "where", "nan_to_num", "expm1"}
 Form = Callable[[Array, Array], Array]
 FORMS: dict[str, Form] = {
@@ -117,7 +117,7 @@ def _counted(piece: LossPiece, new: Array, old: Array, numbers: Array) -> Array:
 
 def _fits(form: Form, numbers: Array, new: Array, old: Array, inside: Array, piece: LossPiece) -> bool:
     seen = sight(piece.new)
-    limit = FIT if seen is not None and seen.dtype in ("float32", "float64") else COARSE
+    limit = RATIO_FIT if seen is not None and seen.dtype in ("float32", "float64") else COARSE_RATIO_FIT
     with np.errstate(all="ignore"):
         expected = form(new, old)[inside]
     return bool(np.allclose(numbers[inside], expected, rtol=limit, atol=limit))

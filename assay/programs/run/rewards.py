@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.programs.graph import RESHAPES, Value
-from assay.programs.run.origins import above
+from assay.programs.run.kinds import above
 from assay.programs.run.rows import SAME, replay
 from assay.programs.run.sight import numbers_of, sight
 from assay.programs.walk import peel
@@ -57,7 +57,7 @@ def _centred(value: Value) -> Value | None:
 
 
 def _root(value: Value) -> Value:
-    return peel(value, RESHAPES | {"cast", "detach", "clone", "contiguous"})
+    return peel(value, RESHAPES | {"cast", "detach", "clone"})
 
 
 def _groups(value: Value, mean: Value, first: int) -> Array | None:

@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from assay.programs.facts.kinds import Kind
 from assay.programs.graph import RESHAPES, Value
 from assay.programs.once import once
-from assay.programs.run.origins import CHOSEN, KEEPS_NUMBERS, ValueOrigins, above, chosen_ids
+from assay.programs.run.kinds import KEEPS_NUMBERS, RunKinds, above, chosen_ids
 from assay.programs.run.sight import is_mask, number_of, numbers_of, requires_grad, sight
 from assay.programs.run.watched import Backward, Forward, WatchedRun
 from assay.programs.walk import main_input, peel, walk
 from assay.record.batch import Array
 
-MOST = 24  # backwards that are looked at
+MOST_BACKWARDS = 24  # backwards that are looked at
 _LINEAR = KEEPS_NUMBERS | {"sum", "mean", "div", "mul", "masked_fill", "where", "neg", "clamp", "nan_to_num"}
-_SHAPES = RESHAPES | set("neg expand expand_as repeat cast detach clone contiguous transpose permute index".split())
+_SHAPES = RESHAPES | set("neg expand expand_as repeat cast detach clone transpose permute index".split())
 _UNCHANGED = KEEPS_NUMBERS | {"nan_to_num", "changed"}
 _CUT = _UNCHANGED | {"clamp", "minimum", "maximum", "min", "max", "neg"}
 
@@ -61,8 +62,8 @@ class Roles:
 class Flow:
     """The values above a loss, and on which new log-probs each depends through gradients."""
 
-    def __init__(self, loss: Value, origins: ValueOrigins) -> None:
-        self.origins, self.loss = origins, loss
+    def __init__(self, loss: Value, kinds: RunKinds) -> None:
+        self.kinds, self.loss = kinds, loss
         self.values = sorted(above(loss), key=lambda value: value.order)
         self.inside = {id(value) for value in self.values}
         self.finals = [value for value in self.values if self._is_final(value)]
@@ -77,9 +78,9 @@ class Flow:
             self.depends[id(value)] = upon | {id(value)} if id(value) in mine else upon
 
     def _is_final(self, value: Value) -> bool:
-        if not requires_grad(value) or self.origins.kind(value) != CHOSEN:
+        if not requires_grad(value) or self.kinds.of(value) is not Kind.LOGPROBS:
             return False
-        return any(self.origins.kind(user) != CHOSEN for user in self.users(value))
+        return any(self.kinds.of(user) is not Kind.LOGPROBS for user in self.users(value))
 
     def upon(self, value: Value | None) -> frozenset[int]:
         return frozenset() if value is None else self.depends.get(id(value), frozenset())
@@ -98,12 +99,12 @@ class Flow:
                         yield value, mine, theirs
 
 
-def find_roles(loss: Value, origins: ValueOrigins) -> Roles | None:
+def find_roles(loss: Value, kinds: RunKinds) -> Roles | None:
     """None if no log-probs of chosen tokens reach the loss through gradients."""
-    flow = Flow(loss, origins)
+    flow = Flow(loss, kinds)
     pieces = []
     for final in flow.finals:
-        forward, ids = origins.forward_of(final), chosen_ids(final, origins)
+        forward, ids = kinds.forward_of(final), chosen_ids(final, kinds)
         if forward is None or ids is None or ids.ndim not in (1, 2):
             continue
         pieces.append(LossPiece(final, ids, forward))
@@ -120,8 +121,8 @@ def find_roles(loss: Value, origins: ValueOrigins) -> Roles | None:
 def flows(run: WatchedRun) -> list[tuple[Backward, Flow]]:
     """The first backwards of a run, each with the values above its loss, roles recognised or not."""
     return [
-        (backward, backward.roles.flow if backward.roles is not None else Flow(backward.loss, run.origins))
-        for backward in run.backwards[:MOST]
+        (backward, backward.roles.flow if backward.roles is not None else Flow(backward.loss, run.kinds))
+        for backward in run.backwards[:MOST_BACKWARDS]
     ]
 
 
@@ -209,7 +210,7 @@ def _only_advantages(
         exp = next(
             (part for part in chain if part.op == "exp" and part.input is not None and part.input.op == "sub"), None
         )
-        if exp is not None and exp.input is not None and _is_chosen_difference(exp.input, flow.origins):
+        if exp is not None and exp.input is not None and _is_chosen_difference(exp.input, flow.kinds):
             piece.correction = root
             others.add(key)
         elif any(id(made) in roots and made is not root for made in above(root)):
@@ -232,9 +233,9 @@ def is_corrected(backwards: Sequence[Backward]) -> bool:
     return False
 
 
-def _is_chosen_difference(value: Value, origins: ValueOrigins) -> bool:
+def _is_chosen_difference(value: Value, kinds: RunKinds) -> bool:
     sides = (value.input, value.arguments.get("other"))
-    return any(side is not None and origins.kind(side) == CHOSEN for side in sides)
+    return any(side is not None and kinds.of(side) is Kind.LOGPROBS for side in sides)
 
 
 def _is_weight(value: Value, piece: LossPiece) -> bool:
@@ -305,7 +306,7 @@ def _find_differences(piece: LossPiece, flow: Flow) -> None:
         for value, mine, theirs in flow.sides("sub", piece.new)
         if _is_linear_in(mine, piece.new, flow)
         and id(piece.new) not in flow.upon(theirs)
-        and _is_logprobs(theirs, piece, flow.origins)
+        and _is_logprobs(theirs, piece, flow.kinds)
     ]
     piece.differences = [value for value, _ in differences]
     pulled = {id(made) for made in above(piece.product)} if piece.product is not None else set()
@@ -316,7 +317,7 @@ def _find_differences(piece: LossPiece, flow: Flow) -> None:
         piece.unsure.add("old")
     root = None if piece.old_operand is None else _root(piece.old_operand)
     refs = [(value, ref) for value, ref in differences if id(value) not in pulled and _root(ref) is not root]
-    if len({id(_root(theirs)) for _, theirs in refs}) == 1 and _is_of_another(refs[0][1], piece, flow.origins):
+    if len({id(_root(theirs)) for _, theirs in refs}) == 1 and _is_of_another(refs[0][1], piece, flow.kinds):
         piece.ref = _of_shape(refs[0][1], piece)
         piece.kl_differences = [value for value, _ in refs]
 
@@ -329,9 +330,9 @@ def _is_linear_in(value: Value, new: Value, flow: Flow) -> bool:
     return any(_is_linear_in(argument, new, flow) for argument in value.arguments.values())
 
 
-def _is_logprobs(value: Value, piece: LossPiece, origins: ValueOrigins) -> bool:
+def _is_logprobs(value: Value, piece: LossPiece, kinds: RunKinds) -> bool:
     """Log-probs, or a tensor of their size of which nothing is known: from a buffer, a data loader."""
-    if origins.kind(value) == CHOSEN:
+    if kinds.of(value) is Kind.LOGPROBS:
         return True
     seen, mine = sight(value), sight(piece.new)
     if seen is None or mine is None or not seen.is_floating or seen.size < 2:
@@ -351,8 +352,8 @@ def _of_shape(value: Value, piece: LossPiece) -> Value | None:
     return next((term for term in terms if (seen := sight(term)) and seen.shape == sight_of_new(piece)), None)
 
 
-def _is_of_another(value: Value, piece: LossPiece, origins: ValueOrigins) -> bool:
-    forward = origins.forward_of(value)
+def _is_of_another(value: Value, piece: LossPiece, kinds: RunKinds) -> bool:
+    forward = kinds.forward_of(value)
     return forward is not None and (forward.model != piece.forward.model or forward.adapter_off)
 
 

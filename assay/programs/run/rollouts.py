@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from assay.programs.graph import Value
-from assay.programs.run.origins import above
+from assay.programs.run.kinds import above
 from assay.programs.run.sight import numbers_of, sight
 from assay.programs.run.watched import Forward, GenerateCall, Sampling, WatchedRun
 from assay.programs.walk import walk
@@ -25,8 +25,8 @@ _FORMS = frozenset(
 )
 _JOINS = frozenset({"cat", "stack", "listing"})
 
-MOMENTS = 4  # of sampling that an update may train on
-NEAR = 24  # operations between a draw and the pass that is given it
+MOST_MOMENTS = 4  # of sampling that an update may train on
+MOST_OPERATIONS_BETWEEN = 24  # operations between a draw and the pass that is given it
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ def rollouts_of(run: WatchedRun) -> list[SampledRows]:
     found = [rollout for call in run.generations if (rollout := _generated(call, run)) is not None]
     looped = [rollout for part in _loops(run.samplings) if (rollout := _looped(part, run)) is not None]
     found += _ended(looped)
-    newest = sorted({rollout.moment for rollout in found})[-MOMENTS:]
+    newest = sorted({rollout.moment for rollout in found})[-MOST_MOMENTS:]
     found = [rollout for rollout in found if rollout.moment in newest]
     return sorted(found, key=lambda rollout: rollout.value.order)
 
@@ -181,7 +181,7 @@ def _goes_on(before: Sampling, after: Sampling) -> bool:
         return False
     if longer.shape[-1] not in (1, shorter.shape[-1] + 1):
         return False
-    if any(value is before.value for value in islice(above(later.input_ids), NEAR)):
+    if any(value is before.value for value in islice(above(later.input_ids), MOST_OPERATIONS_BETWEEN)):
         return True
     # tokens may have gone through Python's lists in between
     then, now, drawn = numbers_of(earlier.input_ids), numbers_of(later.input_ids), numbers_of(before.value)

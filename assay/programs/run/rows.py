@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 At = Callable[[Value], Array | None]
 
-SAME = frozenset("cast clone detach contiguous neg log mul masked_fill where sub nan_to_num changed setitem".split())
+SAME = frozenset("cast clone detach neg log mul masked_fill where sub nan_to_num changed setitem".split())
 _MOVES = frozenset(
-    "index cast unsqueeze squeeze view reshape expand expand_as detach clone contiguous neg changed "
-    "index_select".split()
+    "index cast unsqueeze squeeze view reshape expand expand_as detach clone neg changed index_select".split()
 )
 
 

@@ -19,8 +19,8 @@ from assay.programs.run.watched import WatchedRun, WatchedUpdate
 from assay.record.batch import Array, Batch
 from assay.verdict import Place
 
-FIT = 2e-3
-LEAST = 0.05  # of the largest advantage: what is smaller may be rounding
+GRADIENT_FIT = 2e-3
+LEAST_ADVANTAGE = 0.05  # of the largest advantage: what is smaller may be rounding
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _token_weights(run: WatchedRun) -> Iterator[TokenWeights]:
         advantages_BT = advantages if advantages.ndim == 2 else np.broadcast_to(advantages[:, None], mask_BT.shape)
         old_BT = batch.get("old_logprobs")
         ratio_BT = np.ones(mask_BT.shape) if old_BT is None else np.exp(np.where(mask_BT, new_BT - old_BT, 0.0))
-        if np.abs(ratio_BT - 1).max() > FIT or sum(rows for rows, _ in update.parts) != len(mask_BT):
+        if np.abs(ratio_BT - 1).max() > GRADIENT_FIT or sum(rows for rows, _ in update.parts) != len(mask_BT):
             continue
         products = [piece.product.place for piece in update.pieces if piece.product is not None]
         parts = tuple(_parts(update, mask_BT, gradients_BT, advantages_BT))
@@ -138,7 +138,7 @@ def _parts(update: WatchedUpdate, mask_BT: Array, gradients_BT: Array, advantage
         first += rows
         mask = mask_BT[inside]
         sizes = np.abs(np.where(mask, advantages_BT[inside], 0.0))
-        judged = mask & (sizes > LEAST * sizes.max(initial=0.0)) & np.isfinite(gradients_BT[inside])
+        judged = mask & (sizes > LEAST_ADVANTAGE * sizes.max(initial=0.0)) & np.isfinite(gradients_BT[inside])
         if not judged.any():
             return
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -152,8 +152,8 @@ def _parts(update: WatchedUpdate, mask_BT: Array, gradients_BT: Array, advantage
 def _common(numbers: Array) -> float | None:
     """The number that they all are."""
     middle = float(np.median(numbers))
-    return middle if middle > 0 and np.abs(numbers - middle).max() <= FIT * middle else None
+    return middle if middle > 0 and np.abs(numbers - middle).max() <= GRADIENT_FIT * middle else None
 
 
 def is_near(number: float, expected: float) -> bool:
-    return abs(number - expected) <= FIT * expected
+    return abs(number - expected) <= GRADIENT_FIT * expected

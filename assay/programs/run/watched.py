@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.programs.graph import Graph, Value
 from assay.programs.run.gradients import GradientHistory
-from assay.programs.run.origins import ValueOrigins
+from assay.programs.run.kinds import RunKinds
 from assay.programs.run.sight import Sight
 from assay.record.batch import Batch
 from assay.verdict import Place
@@ -159,7 +159,7 @@ class WatchedRun:
     history: dict[tuple[float, ...], tuple[int, int]] = field(default_factory=dict)
     # place of the surrogate --> (what it fits, whether the loss holds nothing else)
     objectives: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    origins: ValueOrigins = field(default_factory=ValueOrigins)
+    kinds: RunKinds = field(default_factory=RunKinds)
     raised: Value | None = None  # the last call of torch that raised
     # see `once`; what was known at an earlier moment has its own
     computed: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)

@@ -25,7 +25,7 @@ from assay.tasks import open_task
 from assay.train.evaluate.evaluate import EvaluationRow, evaluate
 from assay.train.evaluate.saved_policy import SavedPolicy, open_saved
 from assay.train.failure import RunFailed
-from assay.train.run.machine import set_up, settled
+from assay.train.run.cpu import set_up, settled
 from assay.train.step.failed_rewards import FailedRewards
 
 CHANGEABLE = ("task", "reward", "judge", "rollout", "evaluate")  # sections; the others determine the policy

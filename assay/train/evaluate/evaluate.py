@@ -21,7 +21,7 @@ from assay.policy.policy import Policy
 from assay.record.evaluations import HeldoutAnswers
 from assay.rewards import Reward
 from assay.tasks import Task
-from assay.train.run.randomness import derived_seed
+from assay.train.randomness import derived_seed
 from assay.train.step.failed_rewards import FailedRewards
 from assay.types import Problem, Prompt, Rollout, Score
 

@@ -12,7 +12,7 @@ from assay.policy.load import load_policy
 from assay.policy.policy import Policy
 from assay.record.weights import PUBLISHED, step_of
 from assay.train.run import checkpoint
-from assay.train.run.machine import set_up, settled
+from assay.train.run.cpu import set_up, settled
 from assay.train.run.saved_weights import check_frozen, published_directory, put_adapter, put_weights, read_checkpoint
 from assay.train.run.seed import with_seed
 

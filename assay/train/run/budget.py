@@ -14,7 +14,7 @@ from torch import Tensor
 from assay.config import Config
 from assay.machine.memory import free_bytes
 from assay.policy.policy import Policy
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 from assay.types import Prompt, Rollout, Sample, StopReason
 
 # larger passes are hardly faster and need more memory. On a GPU every pass costs the host some 80 ms; a model with many
@@ -62,7 +62,7 @@ def bytes_a_token(policy: Policy, config: Config) -> int:
         Sample(Prompt(f"{row}", "", (row,), ""), _answer(f"{row}", length), 1.0, in_loss=True)
         for row in range(PROBE_ROWS)
     ]
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples,
         range(PROBE_ROWS),
         policy.packing(share_prompts=config.optimizer.share_prompts),

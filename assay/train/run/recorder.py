@@ -11,12 +11,12 @@ from assay.config import Config
 from assay.engine.engine import Engine
 from assay.record import RunDirectory, read_evaluations
 from assay.record.evaluations import write_answers
-from assay.record.metrics import Row, metrics_row, timings_row
+from assay.record.metrics import FIRST_RATIO_LIMIT, Row, metrics_row, mismatch_limit, timings_row
 from assay.rewards import Reward
 from assay.tasks import Task
 from assay.train.evaluate.evaluate import evaluate
 from assay.train.progress import Progress, StepInProgress
-from assay.train.run.machine import starvation
+from assay.train.run.cpu import starvation
 from assay.train.show.clock import StageClock
 from assay.train.show.completions import table_of, table_steps
 from assay.train.show.display import Display
@@ -27,10 +27,6 @@ from assay.train.step.learner import Learner
 from assay.train.watch import RunWatch
 from assay.types import NO_SIGNAL, StepRecord, Update
 
-# of |old - sampler|: the largest in float32, where sound models show 3e-5; the mean in bfloat16, where single tokens
-# are off by up to 1 and the mean is 0.03
-MISMATCH_LIMIT = {"float32": ("mismatch_max", 1e-3), "bfloat16": ("mismatch_mean", 0.1)}
-RATIO_LIMIT = 1e-3  # of |ratio - 1| before any update; the same arithmetic twice gives 0
 SILENT = 5  # steps without any update at the beginning of a run
 
 
@@ -57,7 +53,7 @@ class Recorder:
         self.directory.append_step(step, keep=self.config.record.rollouts, extremes=self.config.record.extremes)
         row, timings = metrics_row(step), timings_row(step)
         self.sinks.step(row)
-        if self.watch:
+        if self.watch.is_watched:
             self.watch.step(step, row, timings)
         else:
             self._report_inexact_numbers(row)
@@ -120,15 +116,16 @@ class Recorder:
     def _report_inexact_numbers(self, row: Row) -> None:
         """Says once if sampler and trainer differ, or new and old before any update. A watched run has this, and more,
         from its watcher."""
-        name, limit = MISMATCH_LIMIT[self.config.model.dtype]
+        name, limit = mismatch_limit(self.config.model.dtype)
         mismatch, deviation = row[name], row["first_ratio_max_deviation"]
-        if self._reported_inexact or not ((mismatch or 0.0) > limit or (deviation or 0.0) > RATIO_LIMIT):
+        if self._reported_inexact or not ((mismatch or 0.0) > limit or (deviation or 0.0) > FIRST_RATIO_LIMIT):
             return
         self._reported_inexact = True
         self.directory.append_event("inexact", step=row["step"], **{name: mismatch}, first_ratio=deviation)
         self.display.say(
             f"step {row['step']} is not exact: sampler and trainer differ by {mismatch} in a log-prob ({name}, "
-            f"limit {limit}) and the first ratio is off by {deviation} (limit {RATIO_LIMIT}); do not trust this run"
+            f"limit {limit}) and the first ratio is off by {deviation} (limit {FIRST_RATIO_LIMIT}); do not trust "
+            "this run"
         )
 
     def _report_a_missing_signal(self, row: Row) -> None:

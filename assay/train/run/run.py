@@ -43,6 +43,7 @@ from assay.train.evaluate.export import publish
 from assay.train.failure import RunFailed
 from assay.train.loop import train
 from assay.train.progress import CollectedGroups, Progress, StepInProgress
+from assay.train.randomness import derived_seed, seed_global_generators
 from assay.train.run import checkpoint
 from assay.train.run.best import BestPolicy, StoppedEarly
 from assay.train.run.budget import budgeted
@@ -58,10 +59,9 @@ from assay.train.run.changes import (
     with_changes,
     with_packing_of,
 )
+from assay.train.run.cpu import set_up, settled
 from assay.train.run.interrupt import Interrupt, Interrupted
-from assay.train.run.machine import set_up, settled
 from assay.train.run.opening import few_heldout, opening_facts, with_rate
-from assay.train.run.randomness import derived_seed, seed_global_generators
 from assay.train.run.recorder import Recorder
 from assay.train.run.saver import KINDS, Saver
 from assay.train.run.seed import ADAPTER, SEED, Seed, inherit, open_seeded, open_source, write_seed
@@ -72,8 +72,8 @@ from assay.train.step.choose import NoSignal
 from assay.train.step.draw import TaskPrompts
 from assay.train.step.failed_rewards import FailedRewards, RewardFailed
 from assay.train.step.learner import Learner
-from assay.train.step.pack import cut
-from assay.train.step.verbs import StepStages
+from assay.train.step.pack import pack_step
+from assay.train.step.verbs import StepVerbs
 from assay.train.watch import DoctorStop, RunWatch, Watcher
 
 # what ends a run with a sentence for the user
@@ -216,7 +216,7 @@ class TrainingProcess:
             config, task, reward, learner, engine, directory, display, self.sinks, watch, failures, clock
         )
         prompts = TaskPrompts(task, policy, config)
-        self.verbs = StepStages(
+        self.verbs = StepVerbs(
             config, learner, engine, prompts, reward, failures, clock, display.say, watch, recorder.dump
         )
         seed_global_generators(derived_seed(config.run.seed, "global"))
@@ -260,7 +260,7 @@ class TrainingProcess:
         path, display, steps = self.directory.path, self.display, self.config.run.steps
         as_saved = with_packing_of(self.config, saved)
         progress, current = self.saver.restore(
-            saved, self.verbs.credit, lambda samples, progress: cut(samples, as_saved, progress.step, self.policy)
+            saved, self.verbs.credit, lambda samples, progress: pack_step(samples, as_saved, progress.step, self.policy)
         )
         self.directory.rewind(progress.step)
         forget_answers(path, progress.step)
@@ -312,7 +312,7 @@ class TrainingProcess:
 
     def _summarize(self, trusted: str) -> None:
         seconds = time.perf_counter() - self.began
-        watched = {"doctor_seconds": self.watch.seconds} if self.watch else {}
+        watched = {"doctor_seconds": self.watch.seconds} if self.watch.is_watched else {}
         self.directory.append_event("finished", seconds=seconds, **watched)
         path, is_early = self.directory.path, self.saver.steps_done < self.config.run.steps
         self.display.summary(

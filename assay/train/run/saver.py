@@ -17,9 +17,9 @@ from assay.config import Config, to_mapping
 from assay.record import RunDirectory
 from assay.train.failure import RunFailed
 from assay.train.progress import Progress, StepInProgress, from_checkpoint, to_checkpoint
+from assay.train.randomness import restore_global_generators, save_global_generators
 from assay.train.run import checkpoint
 from assay.train.run.interrupt import Interrupt
-from assay.train.run.randomness import restore_global_generators, save_global_generators
 from assay.train.run.saved_weights import check_frozen, fingerprint_of_frozen, put_weights
 from assay.train.step.learner import Learner
 from assay.types import Group, Minibatch, Sample
@@ -115,7 +115,7 @@ class Saver:
         self,
         saved: checkpoint.Checkpoint,
         credit: Callable[[Sequence[Group]], tuple[Sample, ...]],
-        cut: Callable[[Sequence[Sample], Progress], tuple[Minibatch, ...]],
+        pack: Callable[[Sequence[Sample], Progress], tuple[Minibatch, ...]],
     ) -> tuple[Progress, StepInProgress | None]:
         """Restores weights, optimizer and generators; returns the saved progress."""
         learner, device = self.learner, self.learner.policy.device
@@ -135,7 +135,7 @@ class Saver:
                 {name: tensor.to(device) for name, tensor in saved.tensors["work"].items()},
                 saved.state["work"],
                 credit,
-                lambda samples: cut(samples, progress),
+                lambda samples: pack(samples, progress),
                 self.config.optimizer.epochs,
             )
         self._latest, self._saved = (progress, current), (progress, current is not None)

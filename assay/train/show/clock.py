@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from assay.train.show.display import Display, describe_loss
-from assay.train.step.learner import Learned
+from assay.types import Learned
 
 
 def memory_bytes(statm: Path = Path("/proc/self/statm")) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from assay.machine.terminal import escape, fit, number
@@ -69,9 +68,6 @@ def _numbers(row: Row, names: Sequence[str]) -> str:
         worth = f"reward {number(row['reward'])}" + (f" ({', '.join(parts)})" if parts else "")
     stop = "" if row["stop"] == "eos" else f", ended by {row['stop']}"
     return f"{worth}, advantage {number(advantage(row))}, {len(row['tokens'])} tokens{stop}"
-
-
-_wrap = partial(textwrap.wrap, drop_whitespace=False, replace_whitespace=False)
 
 
 def _text_lines(text: str, margin: str, width: int, most: int | None) -> Iterator[str]:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from assay.config import ConfigError
 from assay.config.sections import LogConfig
 from assay.machine import durable
-from assay.train.run.randomness import unmoved_generators
+from assay.train.randomness import unmoved_generators
 from assay.train.show.completions import CompletionTable, cells_of, markdown_of
 
 _PACKAGES = ("tensorboard", "wandb", "trackio")  # each is a setting of [log], a package, and an extra of Assay

@@ -10,7 +10,7 @@ from assay.policy.codec import PromptRefused, PromptTooLong
 from assay.policy.policy import Policy
 from assay.tasks import Task
 from assay.train.progress import CollectedGroups, Progress
-from assay.train.run.randomness import derived_seed
+from assay.train.randomness import derived_seed
 from assay.types import Prompt
 
 SKIP = 1_000_003  # from a problem that is too long to the one that replaces it; a finite task starts again

@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -23,19 +22,9 @@ from assay.config.sections import LossConfig, OptimizerConfig
 from assay.grpo import Loss, policy_loss, sequence_kl
 from assay.policy.policy import Policy
 from assay.train.step.sums import LossInputs, Sums
-from assay.types import NO_SIGNAL, FrozenBatch, FrozenLogprobs, Microbatch, Minibatch, Update
+from assay.types import NO_SIGNAL, FrozenBatch, FrozenLogprobs, Learned, Microbatch, Minibatch
 
 STEP_NUMBERS = 2**25  # weights that are copied at a time to see how far they moved: 128 MB in float32
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """An update, and the log-probs of `new` that it saw, one tensor per micro-batch."""
-
-    update: Update
-    new_logprobs: tuple[Tensor, ...]
-    loss_seconds: float
-    step_seconds: float
 
 
 class UpdateObserver(Protocol):
@@ -74,8 +63,8 @@ class Learner:
         self,
         policy: Policy,
         reference: Policy | None,
-        loss: LossConfig,
-        settings: OptimizerConfig,
+        loss_settings: LossConfig,
+        optimizer_settings: OptimizerConfig,
         total_updates: int,
         *,
         optimizer: torch.optim.Optimizer | None = None,
@@ -83,8 +72,8 @@ class Learner:
     ) -> None:
         self.policy = policy
         self.reference = reference
-        self.loss = loss
-        self.settings = settings
+        self.loss_settings = loss_settings
+        self.optimizer_settings = optimizer_settings
         self.total_updates = total_updates
         self.check_interrupt = check_interrupt
         trainable = [(name, weight) for name, weight in policy.model.named_parameters() if weight.requires_grad]
@@ -99,9 +88,9 @@ class Learner:
             self.masters = [_master(weight) for weight in self.weights]
             self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
                 self.masters,
-                lr=settings.peak,
-                betas=(settings.beta1, settings.beta2),
-                weight_decay=settings.weight_decay,
+                lr=optimizer_settings.peak,
+                betas=(optimizer_settings.beta1, optimizer_settings.beta2),
+                weight_decay=optimizer_settings.weight_decay,
                 fused=True,
             )
         else:
@@ -129,8 +118,8 @@ class Learner:
         """Adds the log-probs that no update changes, micro-batch by micro-batch: the same shapes as in training, so
         that the ratio of the first update is 1 to the last bit. A lone update needs no old: it is new, detached."""
         self.policy.prepare(batch.inputs for minibatch in minibatches for batch in minibatch.microbatches)
-        needs_old = self.settings.epochs * len(minibatches) > 1
-        needs_ref = self.loss.kl_coef > 0 and self.loss.kl_placement == "loss"
+        needs_old = self.optimizer_settings.epochs * len(minibatches) > 1
+        needs_ref = self.loss_settings.kl_coef > 0 and self.loss_settings.kl_placement == "loss"
         frozen = []
         for minibatch in minibatches:
             parts = []
@@ -140,7 +129,7 @@ class Learner:
                 ref_BT = self._logprobs(self.reference, batch) if needs_ref and self.reference else None
                 parts.append(FrozenLogprobs(old_BT, ref_BT))
             frozen.append(tuple(parts))
-        return FrozenBatch(tuple(minibatches), tuple(frozen), self.settings.epochs)
+        return FrozenBatch(tuple(minibatches), tuple(frozen), self.optimizer_settings.epochs)
 
     def sequence_kl(self, batch: Microbatch) -> list[float]:
         """KL(policy || reference) of each row, for KL in the reward; exactly 0 while the two are equal."""
@@ -148,7 +137,7 @@ class Learner:
             raise ValueError("KL in the reward needs a reference")
         old_BT = self._logprobs(self.policy, batch)
         ref_BT = self._logprobs(self.reference, batch)
-        return sequence_kl(old_BT, ref_BT, batch.mask_BT, self.loss.kl_estimator).tolist()
+        return sequence_kl(old_BT, ref_BT, batch.mask_BT, self.loss_settings.kl_estimator).tolist()
 
     def update(
         self,
@@ -166,7 +155,9 @@ class Learner:
         with self._folding(), torch.autograd.set_multithreading_enabled(False):
             for batch, fixed in zip(minibatch.microbatches, frozen, strict=True):
                 self.check_interrupt()
-                new_BT, entropy_BT = self.policy.logprobs(batch.inputs, entropy_gradient=self.loss.entropy_coef > 0)
+                new_BT, entropy_BT = self.policy.logprobs(
+                    batch.inputs, entropy_gradient=self.loss_settings.entropy_coef > 0
+                )
                 old_BT = new_BT.detach() if fixed.old_BT is None else fixed.old_BT
                 loss = policy_loss(
                     new_BT=new_BT,
@@ -177,7 +168,7 @@ class Learner:
                     advantages_BT=batch.advantages_BT,
                     mask_BT=batch.mask_BT,
                     totals=minibatch.totals,
-                    settings=self.loss,
+                    settings=self.loss_settings,
                 )
                 if observer is not None:
                     observer.differentiating(batch, old_BT, fixed.ref_BT, new_BT, entropy_BT, loss)
@@ -188,7 +179,7 @@ class Learner:
             observer.stepping(self.masters)
         rate = self.optimizer.param_groups[0]["lr"]
         if self.scheduled:
-            rate = learning_rate(self.settings, number, self.total_updates)
+            rate = learning_rate(self.optimizer_settings, number, self.total_updates)
         norm = sums.read(nn.utils.get_total_norm(self._gradients()))
         skipped = sums.first_nonfinite()
         if not skipped and not (math.isfinite(sums.loss) and math.isfinite(norm)):
@@ -212,8 +203,8 @@ class Learner:
     @torch.no_grad()
     def _step(self, rate: float, norm: float) -> tuple[float, int]:
         """Clips, steps, and measures what moved: (length of the change, number of tensors that changed)."""
-        if norm > self.settings.clip_norm > 0:
-            torch._foreach_mul_(self._gradients(), self.settings.clip_norm / (norm + 1e-6))
+        if norm > self.optimizer_settings.clip_norm > 0:
+            torch._foreach_mul_(self._gradients(), self.optimizer_settings.clip_norm / (norm + 1e-6))
         if self.scheduled:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -242,8 +233,8 @@ class Learner:
 
     def _is_flat(self, minibatch: Minibatch, has_signal: bool) -> bool:
         """Whether the loss has no gradient by construction; Adam would still move the weights, by its momentum."""
-        kl_in_loss = self.loss.kl_coef > 0 and self.loss.kl_placement == "loss"
-        return minibatch.totals.tokens == 0 or not (has_signal or kl_in_loss or self.loss.entropy_coef > 0)
+        kl_in_loss = self.loss_settings.kl_coef > 0 and self.loss_settings.kl_placement == "loss"
+        return minibatch.totals.tokens == 0 or not (has_signal or kl_in_loss or self.loss_settings.entropy_coef > 0)
 
     def _culprit(self, loss: float, norm: float) -> str:
         """Names the cause when every log-prob and advantage was finite and the loss or its gradient is not."""

@@ -18,22 +18,22 @@ from torch import Tensor
 from assay.config import Config
 from assay.policy.padding import Array, inside, pad_rows
 from assay.policy.policy import Packing, Policy
-from assay.train.run.randomness import derived_seed
+from assay.train.randomness import derived_seed
 from assay.types import Microbatch, Minibatch, Sample, Totals
 
 
-def cut(samples: Sequence[Sample], config: Config, step: int, policy: Policy) -> tuple[Minibatch, ...]:
+def pack_step(samples: Sequence[Sample], config: Config, step: int, policy: Policy) -> tuple[Minibatch, ...]:
     """The samples of a step, shuffled and packed as the config says; the same whenever it is asked for again."""
     order = list(range(len(samples)))
     random.Random(derived_seed(config.run.seed, "shuffle", step)).shuffle(order)
-    return packed_for(policy, config, samples, order, minibatches=config.optimizer.minibatches)
+    return pack_for_policy(policy, config, samples, order, minibatches=config.optimizer.minibatches)
 
 
-def packed_for(
+def pack_for_policy(
     policy: Policy, config: Config, samples: Sequence[Sample], order: Sequence[int], *, minibatches: int
 ) -> tuple[Minibatch, ...]:
     """Packed as this policy computes best, in passes as the config says."""
-    return pack(
+    return pack_rows(
         samples,
         order,
         policy.packing(share_prompts=config.optimizer.share_prompts),
@@ -44,7 +44,7 @@ def packed_for(
     )
 
 
-def pack(
+def pack_rows(
     samples: Sequence[Sample],
     order: Sequence[int],
     packing: Packing,
@@ -61,7 +61,7 @@ def pack(
     completions of a prompt together as far as they fit.
     """
     rollout_tokens = sum(_loss_tokens(sample) for sample in samples)
-    pieces = _cut(order, minibatches)
+    pieces = _pieces(order, minibatches)
     packed = []
     for rows in pieces:
         totals = Totals(
@@ -74,7 +74,7 @@ def pack(
             firsts: dict[str, int] = {}
             places = [firsts.setdefault(samples[row].prompt.id, place) for place, row in enumerate(rows)]
             rows = [rows[place] for place in sorted(range(len(rows)), key=lambda place: places[place])]
-        parts = _cut(rows, microbatches) if microbatches else _passes(samples, rows, packing, pass_tokens)
+        parts = _pieces(rows, microbatches) if microbatches else _passes(samples, rows, packing, pass_tokens)
         packed.append(Minibatch(tuple(_microbatch(samples, part, packing) for part in parts), totals))
     return tuple(packed)
 
@@ -83,7 +83,7 @@ def _loss_tokens(sample: Sample) -> int:
     return len(sample.rollout.tokens) if sample.in_loss else 0
 
 
-def _cut(rows: Sequence[int], pieces: int) -> list[Sequence[int]]:
+def _pieces(rows: Sequence[int], pieces: int) -> list[Sequence[int]]:
     """Contiguous pieces, none empty."""
     pieces = min(pieces, len(rows))
     edges = [len(rows) * piece // pieces for piece in range(pieces + 1)] if rows else []
@@ -115,11 +115,11 @@ def _parts(row: Sequence[Sample], packing: Packing, pass_tokens: int) -> list[Se
     """As few parts of a row as hold no more than `pass_tokens` tokens each, the prompt counted in every one."""
     pieces = 1
     while pieces < len(row):
-        parts = _cut(range(len(row)), pieces)
+        parts = _pieces(range(len(row)), pieces)
         if max(packing.row_tokens([row[place] for place in part]) for part in parts) <= pass_tokens:
             break
         pieces += 1
-    return _cut(range(len(row)), pieces)
+    return _pieces(range(len(row)), pieces)
 
 
 def _microbatch(samples: Sequence[Sample], rows: Sequence[int], packing: Packing) -> Microbatch:

@@ -11,7 +11,7 @@ from assay.grpo import overlong_penalty
 from assay.rewards import Reward, function_name
 from assay.train.step.failed_rewards import FailedRewards, RewardFailed
 from assay.train.step.learner import Learner
-from assay.train.step.pack import packed_for
+from assay.train.step.pack import pack_for_policy
 from assay.types import Group, Prompt, Rollout, Sample, Score
 
 ADDED_COMPONENTS = ("reference_kl", "overlong")  # what the trainer itself adds to the task's reward
@@ -72,7 +72,7 @@ def _extra_components(
         samples = [Sample(prompt, rollout, 0.0, in_loss=True) for prompt, rollout in pairs]
         by_row = {
             row: kl
-            for whole in packed_for(
+            for whole in pack_for_policy(
                 learner.policy, config, samples, range(len(samples)), minibatches=config.optimizer.minibatches
             )
             for batch in whole.microbatches

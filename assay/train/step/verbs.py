@@ -23,11 +23,11 @@ from assay.train.show.display import describe_scores
 from assay.train.step.choose import choose
 from assay.train.step.credit import credit
 from assay.train.step.failed_rewards import FailedRewards
-from assay.train.step.learner import Learned, Learner
-from assay.train.step.pack import cut
+from assay.train.step.learner import Learner
+from assay.train.step.pack import pack_step
 from assay.train.step.score import reward_weights, score
 from assay.train.watch import RunWatch
-from assay.types import FrozenBatch, Group, Minibatch, Prompt, Rollout, Sample, Update
+from assay.types import FrozenBatch, Group, Learned, Minibatch, Prompt, Rollout, Sample, Update
 
 
 class PromptSource(Protocol):
@@ -36,8 +36,9 @@ class PromptSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StepStages:
-    """`on_update` is called after each optimizer update, with the step and the progress before it."""
+class StepVerbs:
+    """`stages()` hands them to the loop. `on_update` is called after each optimizer update, with the step and the
+    progress before it."""
 
     config: Config
     learner: Learner
@@ -110,7 +111,7 @@ class StepStages:
 
     def pack(self, samples: Sequence[Sample], progress: Progress) -> tuple[Minibatch, ...]:
         with self.clock.timed("loss"):
-            return cut(samples, self.config, progress.step, self.learner.policy)
+            return pack_step(samples, self.config, progress.step, self.learner.policy)
 
     def freeze(self, minibatches: Sequence[Minibatch]) -> FrozenBatch:
         with self.clock.timed("loss"):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import edited
+from assay.doctor.examples import edit_batch
 from assay.doctor.illnesses.advantages.returns_from_whitened import with_a_critic
 from assay.doctor.illnesses.advantages.reward_position import laid_on_tokens
 from proof.plants.plant import Plant
@@ -34,7 +34,7 @@ def _grouped_by_position(batch: Batch) -> Batch:
         for name in (*batch.arrays, *batch.numbers)
         if name in ("advantages", "rewards") or name.startswith(("loss", "policy_loss", "token_loss", "gradients"))
     )
-    return edited(batch, group_ids=np.arange(len(groups_B)) % count, **made_of_groups)
+    return edit_batch(batch, group_ids=np.arange(len(groups_B)) % count, **made_of_groups)
 
 
 def _std_without_mean(original, rewards_PG, *, epsilon=1e-4, **how):

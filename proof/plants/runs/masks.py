@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import edited
+from assay.doctor.examples import edit_batch
 from proof.plants.plant import Plant
 
 LOSS = "assay.train.step.learner.policy_loss"
@@ -56,7 +56,7 @@ def _tool_in_the_middle(batch: Batch) -> Batch:
     """This trainer has no tools: a token of every row is marked as the output of one."""
     forced_BT = np.zeros(batch.arrays["mask"].shape, dtype=bool)
     forced_BT[:, 1] = True
-    return edited(batch, forced=forced_BT)
+    return edit_batch(batch, forced=forced_BT)
 
 
 def _rows_divided_by_their_counts(original, *, mask_BT, **how):
@@ -81,7 +81,7 @@ def _mask_after_exp(original, *, new_BT, old_BT, mask_BT, **how):
 PLANTS: dict[str, Plant] = {
     "MASK01": Plant(replaces={MICROBATCH: _mask_by_value}),
     "MASK02": Plant(replaces={MICROBATCH: _mask_of_ones}),
-    "MASK03": Plant(replaces={"assay.train.step.verbs.cut": _whole_sequences}),
+    "MASK03": Plant(replaces={"assay.train.step.verbs.pack_step": _whole_sequences}),
     "MASK04": Plant(replaces={LOSS: _divided_by_the_width}),
     "MASK05": Plant(edits=_tool_in_the_middle),
     "MASK06": Plant(

@@ -23,7 +23,7 @@ def likely_codes_in(text, folder, codes):
     return {word.code for word in findings_in(text, folder, codes) if word.confidence is Confidence.LIKELY}
 
 
-def edited(text, *pairs):
+def edit_script(text, *pairs):
     for old, new in pairs:
         assert text.count(old) == 1, old
         text = text.replace(old, new)

@@ -102,7 +102,7 @@ def sampled_by(sampler, models=frozenset()):
     made.forward([[1]], np.zeros((1, 1, 5)), 1)
     made.run.history[8.0,] = (0, 1)
     made.update(loss.backward(), samplers=frozenset({sampler}), is_first=True, sampler_models=models)
-    return made.run, [made.run.origins.forward_of(loss.old).value.place.line, loss.product.place.line]
+    return made.run, [made.run.kinds.forward_of(loss.old).value.place.line, loss.product.place.line]
 
 
 def test_tokens_of_other_weights():

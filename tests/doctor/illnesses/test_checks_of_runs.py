@@ -65,7 +65,7 @@ def test_a_softmax_in_16_bits():
 def test_new_under_autocast_and_old_not():
     half = {"context": Context(autocast=True)}
     run, loss = update(new_how=half)
-    new, old = (run.origins.pass_of(one).value for one in (loss.new, loss.old))
+    new, old = (run.kinds.pass_of(one).value for one in (loss.new, loss.old))
     passes("NUM02", run)  # the passes returned the same precision
     for forward in run.forwards[1::2]:
         forward.value.thing.dtype = "bfloat16"
@@ -147,7 +147,7 @@ def test_a_kl_of_detached_log_probs():
 
 def test_a_reference_that_is_the_policy():
     run, gap, _ = with_kl(ref_model=0)
-    theirs = run.origins.pass_of(gap.arguments["other"]).value
+    theirs = run.kinds.pass_of(gap.arguments["other"]).value
     finds("KL05", run, theirs.place.line, gap.place.line, words="is the policy itself")
     leaves_alone("KL05", with_kl(ref_model=0, ref_how={"adapter_off": True})[0])
 

@@ -7,7 +7,7 @@ import pytest
 
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Curves
-from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_curves
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves, of_curves
 from assay.doctor.facts.trend import is_solved, quarter_medians, reward_range
 from assay.doctor.illnesses.loss import zero_loss
 from assay.doctor.illnesses.metrics import (
@@ -310,7 +310,7 @@ def test_a_k1_estimate_may_be_negative():
 
 def logged(**numbers):
     batch = healthy_batch(update=1)
-    return metric_wrong.check_batch(edited(batch, **numbers))
+    return metric_wrong.check_batch(edit_batch(batch, **numbers))
 
 
 def test_a_logged_number_is_recognised_by_the_mistake_that_makes_it():

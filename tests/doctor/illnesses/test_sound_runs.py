@@ -10,7 +10,7 @@ import pytest
 
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples import edit_batch, healthy_batch
 from assay.doctor.illnesses.alignment import shift
 from assay.doctor.illnesses.optimizer import no_update
 from assay.doctor.illnesses.ratio import ratio_stuck_at_one
@@ -98,7 +98,7 @@ def all_clipped(**values):
     old_BT = np.where(batch.arrays["mask"], batch.arrays["old_logprobs"] - 1.0, 0.0)
     gone = dict.fromkeys(("clipped", "ratio"))
     changes = {**gone, **STILL, "old_logprobs": old_BT, "new_logprobs": old_BT + moved_BT, **values}
-    return edited(batch, **{"gradients": np.zeros(moved_BT.shape), **changes})
+    return edit_batch(batch, **{"gradients": np.zeros(moved_BT.shape), **changes})
 
 
 def test_a_gradient_that_clipping_took_away_is_no_disconnection():
@@ -173,19 +173,19 @@ def test_a_shift_needs_tokens_that_the_policy_is_not_certain_of():
     batch = trained_at(0.7, update=0)
     moved_BT = np.roll(batch.arrays["plain_logprobs"], -1, axis=1)
     shifted = {"old_logprobs": moved_BT, "new_logprobs": moved_BT}
-    assert told(shift.check_batch(edited(batch, **shifted))) == (FINDING, PROVEN)
+    assert told(shift.check_batch(edit_batch(batch, **shifted))) == (FINDING, PROVEN)
     certain = {name: 1e-3 * batch.arrays[name] for name in batch.arrays if name.endswith("_logprobs")}
     certain |= {name: 1e-3 * array_BT for name, array_BT in shifted.items()}
-    assert shift.check_batch(edited(batch, **certain)).state is not FINDING
+    assert shift.check_batch(edit_batch(batch, **certain)).state is not FINDING
 
 
 def test_in_a_later_update_new_log_probs_are_held_against_the_model():
     batch = trained_at(0.7, update=1)
-    shifted = edited(batch, new_logprobs=np.roll(batch.arrays["new_logprobs"], -1, axis=1))
+    shifted = edit_batch(batch, new_logprobs=np.roll(batch.arrays["new_logprobs"], -1, axis=1))
     verdict = shift.check_batch(shifted)
     assert told(verdict) == (FINDING, PROVEN)
     assert verdict.message.startswith("new log-probs are shifted")
-    untempered = edited(batch, new_logprobs=batch.arrays["plain_raw_logprobs"])
+    untempered = edit_batch(batch, new_logprobs=batch.arrays["plain_raw_logprobs"])
     verdict = temperature_mismatch.check_batch(untempered)
     assert told(verdict) == (FINDING, PROVEN)
     assert verdict.message.startswith("the trainer's new log-probs are those of temperature 1")
@@ -197,7 +197,7 @@ def test_in_a_later_update_new_log_probs_are_held_against_the_model():
 def test_in_a_later_update_the_model_does_not_say_that_the_engine_is_off():
     batch = trained_at(1.0, update=1, step_size=0.05, step=1)
     wrong_BT = batch.arrays["plain_logprobs"]  # the trainer's old are of the moved weights: computed after the update
-    verdict = engine_mismatch.check_batch(edited(batch, old_logprobs=wrong_BT))
+    verdict = engine_mismatch.check_batch(edit_batch(batch, old_logprobs=wrong_BT))
     assert verdict.state is FINDING
     assert verdict.confidence is not PROVEN
     assert "the engine is off" not in verdict.message
@@ -207,7 +207,7 @@ def test_at_the_first_update_of_all_the_model_says_which_side_is_off():
     batch = trained_at(1.0, update=0, step=1)
     noise_BT = 0.2 * np.random.default_rng(5).standard_normal(batch.arrays["mask"].shape)
     sampler_BT = np.minimum(batch.arrays["sampler_logprobs"] + noise_BT, 0.0)
-    verdict = engine_mismatch.check_batch(edited(batch, sampler_logprobs=sampler_BT))
+    verdict = engine_mismatch.check_batch(edit_batch(batch, sampler_logprobs=sampler_BT))
     assert told(verdict) == (FINDING, PROVEN)
     assert "the engine is off" in verdict.message
 
@@ -219,7 +219,7 @@ def unshifted(spread, **values):
     own_BT = np.log(1 / 50) + spread * random.standard_normal(batch.arrays["mask"].shape)
     other_BT = np.log(1 / 50) + spread * random.standard_normal(own_BT.shape)
     own = dict.fromkeys(("plain_logprobs", "plain_raw_logprobs", "sampler_logprobs"), own_BT)
-    return edited(batch, **{**own, "old_logprobs": other_BT, "new_logprobs": other_BT, **values})
+    return edit_batch(batch, **{**own, "old_logprobs": other_BT, "new_logprobs": other_BT, **values})
 
 
 def test_logits_of_a_random_model_that_are_not_shifted_are_not_called_healthy():
@@ -241,7 +241,7 @@ def test_without_the_samplers_log_probs_the_model_may_have_been_asked_too_late()
     assert told(engine_mismatch.check_batch(unshifted(0.11, sampler_logprobs=None))) == (FINDING, LIKELY)
     assert told(engine_mismatch.check_batch(unshifted(0.05, sampler_logprobs=None))) == (FINDING, POSSIBLE)
     batch = unshifted(0.11, sampler_logprobs=None)
-    again = edited(batch, scored_again=batch.arrays["new_logprobs"])  # the same weights, by the trainer's own way
+    again = edit_batch(batch, scored_again=batch.arrays["new_logprobs"])  # the same weights, by the trainer's own way
     assert told(engine_mismatch.check_batch(again)) == (FINDING, PROVEN)
 
 
@@ -249,12 +249,12 @@ def test_kernels_of_another_shape_are_not_proven_to_be_another_model():
     batch = trained_at(1.0, update=0)
     noise_BT = 0.003 * np.random.default_rng(5).standard_normal(batch.arrays["mask"].shape)
     new_BT = np.minimum(batch.arrays["new_logprobs"] + noise_BT, 0.0)
-    assert told(engine_mismatch.check_batch(edited(batch, new_logprobs=new_BT))) == (FINDING, LIKELY)
+    assert told(engine_mismatch.check_batch(edit_batch(batch, new_logprobs=new_BT))) == (FINDING, LIKELY)
 
 
 def test_a_model_that_is_the_one_that_sampled_says_nothing_of_a_later_update():
     batch = trained_at(1.0, update=1)
-    before = edited(batch, plain_logprobs=batch.arrays["old_logprobs"])
+    before = edit_batch(batch, plain_logprobs=batch.arrays["old_logprobs"])
     assert engine_mismatch.not_the_models_own(before) is None
     assert shift.check_batch(before).state is HEALTHY
 
@@ -263,7 +263,7 @@ def test_a_model_that_is_the_one_that_sampled_says_nothing_of_a_later_update():
 
 
 def stuck(**changes):
-    return edited(healthy_batch(), **{"update": 1, "policy_version": None, "update_norm": None, **changes})
+    return edit_batch(healthy_batch(), **{"update": 1, "policy_version": None, "update_norm": None, **changes})
 
 
 def test_at_a_learning_rate_of_zero_the_ratio_stays_one_by_right():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples import edit_batch, healthy_batch
 from assay.doctor.laws.credit import check_batch
 from assay.grpo import BASELINES, SCALES, STDS, group_advantages
 from assay.verdict import State
@@ -13,7 +13,7 @@ REWARDS_PG = np.array([[0.0, 0.2, 1.0, 0.4], [0.3, 0.3, 0.9, 0.1], [0.0, 0.0, 0.
 
 
 def batch_with(advantages, rewards_PG=REWARDS_PG, **settings):
-    return edited(healthy_batch(), rewards=rewards_PG.ravel(), advantages=advantages, **settings)
+    return edit_batch(healthy_batch(), rewards=rewards_PG.ravel(), advantages=advantages, **settings)
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
@@ -56,7 +56,7 @@ def test_the_axis_is_named():
 def test_an_advantage_that_decays_along_the_row_is_found():
     batch = healthy_batch()
     decay_T = 0.9 ** np.arange(batch.arrays["mask"].shape[1])
-    verdict = check_batch(edited(batch, advantages=batch.token_advantages * decay_T))
+    verdict = check_batch(edit_batch(batch, advantages=batch.token_advantages * decay_T))
     assert verdict.state is State.FINDING
     assert "differ between the tokens of one row" in verdict.message
 

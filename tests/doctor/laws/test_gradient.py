@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from assay.config.sections import LossConfig
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples import edit_batch, healthy_batch
 from assay.doctor.laws.gradient import check_batch
 from assay.doctor.recompute.terms import totals
 from assay.grpo import KL_ESTIMATORS, OBJECTIVES, policy_loss
@@ -14,7 +14,7 @@ from assay.verdict import Severity, State
 
 def batch_with_gradients_of_torch(update=1, **settings):
     """The example batch with gradients by autograd, which shares no line with the doctor's slopes."""
-    batch = edited(healthy_batch(update=update), **settings)
+    batch = edit_batch(healthy_batch(update=update), **settings)
     names = ("new_logprobs", "old_logprobs", "ref_logprobs", "mask")
     new_BT, old_BT, ref_BT, mask_BT = (torch.tensor(batch.arrays[name]) for name in names)
     new_BT.requires_grad_(True)
@@ -29,7 +29,7 @@ def batch_with_gradients_of_torch(update=1, **settings):
         settings=LossConfig(**known),
     )
     (gradients_BT,) = torch.autograd.grad(loss.total, new_BT)
-    return edited(batch, gradients=gradients_BT.numpy())
+    return edit_batch(batch, gradients=gradients_BT.numpy())
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -48,7 +48,7 @@ def test_gradients_of_every_kl_obey_the_law(estimator, kl_gradient):
 def test_a_common_factor_is_free():
     batch = batch_with_gradients_of_torch()
     for factor in (1e-3, 0.25, 65536.0):
-        scaled = edited(batch, gradients=factor * batch.arrays["gradients"])
+        scaled = edit_batch(batch, gradients=factor * batch.arrays["gradients"])
         assert check_batch(scaled).state is State.HEALTHY
 
 
@@ -83,7 +83,7 @@ FORMS = {
 @pytest.mark.parametrize("update", [0, 1])
 def test_forms_that_nobody_listed_break_it(form, update):
     batch = batch_with_gradients_of_torch(update)
-    verdict = check_batch(edited(batch, gradients=FORMS[form](batch, batch.arrays["gradients"])))
+    verdict = check_batch(edit_batch(batch, gradients=FORMS[form](batch, batch.arrays["gradients"])))
     assert verdict.state is State.FINDING, form
 
 
@@ -92,7 +92,7 @@ def test_the_tokens_that_are_off_are_named():
     gradients_BT = batch.arrays["gradients"]
 
     def message(form):
-        return check_batch(edited(batch, gradients=FORMS[form](batch, gradients_BT))).message
+        return check_batch(edit_batch(batch, gradients=FORMS[form](batch, gradients_BT))).message
 
     assert "no gradient reaches all tokens with a negative advantage" in message("negative advantages are detached")
     assert "no gradient reaches every token except the last of its row" in message("only the last token is trained")
@@ -101,13 +101,13 @@ def test_the_tokens_that_are_off_are_named():
 
 def test_a_loss_that_goes_the_wrong_way_is_fatal():
     batch = batch_with_gradients_of_torch()
-    verdict = check_batch(edited(batch, gradients=-batch.arrays["gradients"]))
+    verdict = check_batch(edit_batch(batch, gradients=-batch.arrays["gradients"]))
     assert verdict.severity is Severity.FATAL
     assert "points the wrong way" in verdict.message
 
 
 def test_a_batch_without_any_advantage_says_so():
-    batch = edited(healthy_batch(), advantages=np.zeros(16), gradients=np.zeros((16, 12)), kl_coef=0.0)
+    batch = edit_batch(healthy_batch(), advantages=np.zeros(16), gradients=np.zeros((16, 12)), kl_coef=0.0)
     verdict = check_batch(batch)
     assert verdict.state is State.NOT_APPLICABLE
     assert "every advantage is 0" in verdict.message

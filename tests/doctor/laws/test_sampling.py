@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from assay.doctor.examples import edited
+from assay.doctor.examples import edit_batch
 from assay.doctor.laws.sampling import check_batch
 from assay.record.batch import Batch
 from assay.verdict import State
@@ -73,6 +73,6 @@ def test_another_sampler_breaks_it(change, words):
 
 def test_weights_that_moved_or_versions_that_differ_are_not_judged():
     batch = batch_of_draws(nucleus)
-    assert check_batch(edited(batch, update=1)).state is State.NOT_APPLICABLE
-    stale = edited(batch, sampler_versions=np.full(ROWS, 6))
+    assert check_batch(edit_batch(batch, update=1)).state is State.NOT_APPLICABLE
+    stale = edit_batch(batch, sampler_versions=np.full(ROWS, 6))
     assert check_batch(stale).state is State.NOT_APPLICABLE

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples import edit_batch, healthy_batch
 from assay.doctor.laws.step import check_batch
 from assay.examine.weights import Weights
 from assay.verdict import Confidence, State
@@ -22,9 +22,9 @@ def numbers_of_a_step(make_optimizer, **options):
 @pytest.mark.parametrize("make_optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 def test_the_first_step_of_an_optimizer_goes_downhill_or_is_found(make_optimizer):
     down, up = (numbers_of_a_step(make_optimizer, maximize=maximize) for maximize in (False, True))
-    first = edited(healthy_batch(), step=1)
-    assert check_batch(edited(first, **down)).state is State.HEALTHY
-    verdict = check_batch(edited(first, **up))
+    first = edit_batch(healthy_batch(), step=1)
+    assert check_batch(edit_batch(first, **down)).state is State.HEALTHY
+    verdict = check_batch(edit_batch(first, **up))
     assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.PROVEN)
     assert down["descent"] == pytest.approx(-up["descent"], rel=0.05)
 
@@ -39,8 +39,8 @@ def test_the_cosine_is_right_by_hand():
 
 
 def test_log_probs_that_move_the_wrong_way_are_found_where_the_weights_look_right():
-    batch = edited(healthy_batch(), step=1, descent=0.5)
+    batch = edit_batch(healthy_batch(), step=1, descent=0.5)
     gradients_BT, plain_BT = batch.arrays["gradients"], batch.arrays["plain_logprobs"]
-    turned = edited(batch, plain_logprobs_after=plain_BT + gradients_BT)
+    turned = edit_batch(batch, plain_logprobs_after=plain_BT + gradients_BT)
     assert "log-probs of the trained tokens goes uphill" in check_batch(turned).message
-    assert check_batch(edited(batch, plain_logprobs_after=plain_BT - gradients_BT)).state is State.HEALTHY
+    assert check_batch(edit_batch(batch, plain_logprobs_after=plain_BT - gradients_BT)).state is State.HEALTHY

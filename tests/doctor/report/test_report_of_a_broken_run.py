@@ -15,8 +15,8 @@ from assay.cli import app
 from assay.config import Config, RecordConfig, load, to_toml
 from assay.doctor.diagnosis import Diagnosis
 from assay.doctor.evidence.events import LONGEST, sentences_of
-from assay.doctor.evidence.run import read_run
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.evidence.run_directory import read_run
+from assay.doctor.examples import edit_batch, healthy_batch
 from assay.doctor.illnesses.loss import loss_formula
 from assay.doctor.illnesses.sampling import truncated_sampling
 from assay.doctor.report import FORMATS, TEXT_LEFT_OUT, Report, write
@@ -243,7 +243,7 @@ def test_what_a_reward_raised_is_not_in_machine_output(how):
 
 def test_a_loss_that_nothing_fits_is_told_in_whole_sentences():
     batch = healthy_batch()
-    strange = edited(batch, loss=batch.numbers["loss"] + 0.1234, loss_again=batch.numbers["loss"] + 0.1234)
+    strange = edit_batch(batch, loss=batch.numbers["loss"] + 0.1234, loss_again=batch.numbers["loss"] + 0.1234)
     message = loss_formula.check_batch(strange).message
     assert message.endswith("; no known variant fits")
     assert ": and" not in message

@@ -64,7 +64,8 @@ def test_the_fused_forward_has_the_gradients_of_the_plain_one(kind, adapters, mo
     monkeypatch.setattr(forward, "_uses_kernels", lambda values: True)
     monkeypatch.setattr(packed, "is_usable", lambda queries: True)
     ours = {
-        recompute: gradients(our_loss(model, GROUPS[1:], recompute=recompute), model) for recompute in (False, True)
+        checkpointing: gradients(our_loss(model, GROUPS[1:], checkpointing=checkpointing), model)
+        for checkpointing in (False, True)
     }
     for name, gradient in wanted.items():
         error = (ours[False][name] - gradient).abs().max() / gradient.abs().max().clamp(min=1e-3)

@@ -85,6 +85,7 @@ def test_without_an_optimizer_the_trained_network_is_the_one_of_the_loss(read):
         ("y = new - old", ("new", "old")),
         ("y = torch.exp(new - old)", ("new", "old")),
         ("y = torch.exp(-(old - new))", ("new", "old")),
+        ("y = torch.exp(old - new).reciprocal()", ("new", "old")),
         ("y = torch.exp((new - old).sum(-1) / 5)", ("new", "old")),
         ("y = torch.exp(((new - old) * (ids != 0)).sum(-1))", ("new", "old")),
         ("y = torch.exp(new - old).clamp(0.8, 1.2)", ("new", "old")),

@@ -43,6 +43,7 @@ SURROGATE, POLICY, KL, ENTROPY = TermKind.SURROGATE, TermKind.POLICY, TermKind.K
         ("-(ratio * adv).mean() + 0.1 * ((new - ref) ** 2).mean()", [(POLICY, -1), (KL, 1)]),
         ("-(ratio * adv).mean() - 0.01 * entropy.mean()", [(POLICY, -1), (ENTROPY, -1)]),
         ("-(ratio * adv).mean() + ((logits - 1) ** 2).mean()", [(POLICY, -1), (TermKind.VALUE, 1)]),
+        ("torch.nn.functional.smooth_l1_loss(logits, returns)", [(TermKind.VALUE, 1)]),
         ("-(ratio.detach() * adv).mean()", [(TermKind.DETACHED, -1)]),
         ("-(ratio.detach() * new * adv).mean()", [(POLICY, -1)]),
         ("(torch.nn.functional.cross_entropy(logits, ids) * adv).mean()", [(POLICY, -1)]),
@@ -88,8 +89,8 @@ def test_the_sides_of_a_surrogate(read):
 def test_what_weighs_the_gradient_is_found_through_the_advantages(read):
     program = read(START + "loss = -(new * adv).mean()\nloss.backward()")
     rewards = [one for one in program.values if one.place.text == "rewards.mean()"]
-    assert id(rewards[-1]) in program.weights
-    assert not [one for one in program.of("forward") if id(one) in program.weights]
+    assert id(rewards[-1]) in program.policy_factor_ids
+    assert not [one for one in program.of("forward") if id(one) in program.policy_factor_ids]
 
 
 def test_reductions_are_kept_in_order(read):

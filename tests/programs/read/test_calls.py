@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.programs.read import calls, machine
+from assay.programs.read import calls, interpreter
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_function_that_makes_very_many_values_is_not_walked_through_for_ever(r
 
 
 def test_a_program_that_makes_too_many_values_is_read_in_part_and_says_so(read, monkeypatch):
-    monkeypatch.setattr(machine, "MOST_VALUES", 20)
+    monkeypatch.setattr(interpreter, "MOST_VALUES", 20)
     program = read("x = 1\n" * 50)
     assert len(program.values) == 21
     assert "read in part" in program.notes[0]

@@ -12,7 +12,7 @@ from assay.doctor.catalogue import by_code, catalogue
 from assay.doctor.inputs import read_reports
 from assay.programs.read.literals import KEPT, count_lexemes, shorten
 from assay.programs.read.script import read_program
-from assay.programs.read.text import MOST_LEXEMES, ORDINARY, SourceError
+from assay.programs.read.text import MOST_LEXEMES, ORDINARY_LEXEMES, SourceError
 
 MANY = 40_000  # more than an ordinary text holds
 SICK = by_code("RAT04").scripts.sick
@@ -168,6 +168,6 @@ def test_what_is_not_cut_is_not_searched_again_and_again(text):
 
 
 def test_an_ordinary_script_is_read_whole(read):
-    assert count_lexemes(SICK) < ORDINARY
+    assert count_lexemes(SICK) < ORDINARY_LEXEMES
     (value,) = read("x = [" + "1, " * 5000 + "]").of("listing")
     assert len(value.thing.elements) == 5000

@@ -26,7 +26,7 @@ def drawn(*steps):
     for op, numbers, arguments in steps:
         value = made.value(op, numbers, input=value, **arguments)
     token = made.value("multinomial", np.array([[1], [2]]), input=value)
-    made.run.samplings.append(sampling_of(token, made.run.origins))
+    made.run.samplings.append(sampling_of(token, made.run.kinds))
     return made.run
 
 

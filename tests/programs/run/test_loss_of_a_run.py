@@ -33,7 +33,7 @@ def test_a_loss_without_log_probs_has_no_roles():
     made = MadeRun({})
     weights = made.value("given", np.array([1.0, 2.0]), grad=True)
     loss = made.value("sum", np.array(3.0), grad=True, input=weights)
-    assert find_roles(loss, made.run.origins) is None
+    assert find_roles(loss, made.run.kinds) is None
     assert made.backward(loss).pieces == ()
     ((_, flow),) = flows(made.run)
     assert flow.values == [weights, loss]

@@ -66,7 +66,7 @@ def test_a_part_that_is_kept_costs_the_whole_that_it_is_part_of():
 
 def test_recomputed_activations_cost_less():
     policy = tiny_policy()
-    assert bytes_a_token(replace(policy, recompute=True), CONFIG) < bytes_a_token(policy, CONFIG) / 2
+    assert bytes_a_token(replace(policy, checkpointing=True), CONFIG) < bytes_a_token(policy, CONFIG) / 2
 
 
 def test_what_will_stand_in_memory_by_hand():

@@ -9,7 +9,7 @@ from fixtures.cases import thorough
 from fixtures.commands import Trap, assert_same_bits, rows, settings
 
 from assay import config as configuration
-from assay.doctor.evidence.run import read_run
+from assay.doctor.evidence.run_directory import read_run
 from assay.record.settings import settings_by_step
 from assay.train.evaluate.model_card import model_card
 from assay.train.run.changes import changeable_keys

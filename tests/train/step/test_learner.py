@@ -10,7 +10,7 @@ from assay.grpo import OBJECTIVES
 from assay.policy.causal_packing import CausalPacking, Sharing
 from assay.train.step import learner as learner_module
 from assay.train.step.learner import Learner, learning_rate
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 from assay.types import NO_SIGNAL, Microbatch
 
 CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 def minibatches(samples, *, order=None, minibatches=1, microbatches=1, sharing=Sharing.NEVER, **how):
     order, packing = range(len(samples)) if order is None else order, CausalPacking(CPU, sharing)
-    return pack(samples, order, packing, minibatches=minibatches, microbatches=microbatches, max_tokens=8, **how)
+    return pack_rows(samples, order, packing, minibatches=minibatches, microbatches=microbatches, max_tokens=8, **how)
 
 
 def learner(loss=None, optimizer=None, *, policy=None, with_reference=False):

@@ -9,13 +9,13 @@ from fixtures.tiny import tiny_policy, uneven_samples
 from assay.config import LossConfig, OptimizerConfig
 from assay.policy.causal_packing import CausalPacking
 from assay.train.step.learner import Learner
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 
 SAMPLES = uneven_samples()
 
 
 def minibatch_of(microbatches):
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         SAMPLES,
         range(len(SAMPLES)),
         minibatches=1,

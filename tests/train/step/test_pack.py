@@ -5,13 +5,15 @@ import torch
 from fixtures.tiny import EOS_ID, sample, uneven_samples
 
 from assay.policy.causal_packing import CausalPacking, Sharing
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 
 CPU = torch.device("cpu")
 
 
 def one(samples):
-    (minibatch,) = pack(samples, range(len(samples)), CausalPacking(CPU), minibatches=1, microbatches=1, max_tokens=8)
+    (minibatch,) = pack_rows(
+        samples, range(len(samples)), CausalPacking(CPU), minibatches=1, microbatches=1, max_tokens=8
+    )
     return minibatch
 
 
@@ -49,7 +51,7 @@ def test_a_shared_row_by_hand():
         sample(1, (7,), (8,), 0.5),
         sample(0, (2, 3), (5,), -1.0),
     ]
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples,
         [0, 1, 2],
         minibatches=1,
@@ -70,7 +72,7 @@ def test_a_shared_row_by_hand():
 def test_prompts_are_shared_only_where_that_saves_work():
     def rows(prompt_tokens, completion_tokens, count=4):
         samples = [sample(0, (2,) * prompt_tokens, (3,) * completion_tokens, 0.0) for _ in range(count)]
-        (minibatch,) = pack(
+        (minibatch,) = pack_rows(
             samples,
             range(count),
             minibatches=1,
@@ -88,7 +90,7 @@ def test_prompts_are_shared_only_where_that_saves_work():
 
 def test_prompts_with_one_id_and_other_tokens_do_not_share_a_row():
     samples = [sample(0, (2, 3), (4,), 1.0), sample(0, (2, 4), (4,), -1.0)]
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples, [0, 1], CausalPacking(CPU, Sharing.WHERE_IT_PAYS), minibatches=1, microbatches=1, max_tokens=8
     )
     assert minibatch.microbatches[0].inputs.branches_RS is None
@@ -120,7 +122,9 @@ def test_token_advantages_are_kept_token_by_token():
 def test_every_row_is_packed_exactly_once_and_totals_cover_the_minibatch(minibatches, microbatches):
     samples = uneven_samples()
     order = [3, 1, 4, 0, 5, 2, 7, 6]
-    packed = pack(samples, order, CausalPacking(CPU), minibatches=minibatches, microbatches=microbatches, max_tokens=8)
+    packed = pack_rows(
+        samples, order, CausalPacking(CPU), minibatches=minibatches, microbatches=microbatches, max_tokens=8
+    )
     assert [row for part in packed for batch in part.microbatches for row in batch.rows] == order
     assert len(packed) == minibatches
     for part in packed:
@@ -130,14 +134,14 @@ def test_every_row_is_packed_exactly_once_and_totals_cover_the_minibatch(minibat
 
 
 def test_fewer_rows_than_cuts_make_fewer_cuts():
-    packed = pack(uneven_samples()[:3], [0, 1, 2], CausalPacking(CPU), minibatches=4, microbatches=2, max_tokens=8)
+    packed = pack_rows(uneven_samples()[:3], [0, 1, 2], CausalPacking(CPU), minibatches=4, microbatches=2, max_tokens=8)
     assert [[batch.rows for batch in part.microbatches] for part in packed] == [[(0,)], [(1,)], [(2,)]]
     assert [part.totals.share_of_rollout_tokens for part in packed] == [11 / 3] * 3
-    assert pack([], [], minibatches=2, microbatches=2, max_tokens=8, packing=CausalPacking(CPU)) == ()
+    assert pack_rows([], [], minibatches=2, microbatches=2, max_tokens=8, packing=CausalPacking(CPU)) == ()
 
 
 def passes(samples, pass_tokens, share_prompts=Sharing.ALWAYS):
-    (minibatch,) = pack(
+    (minibatch,) = pack_rows(
         samples,
         range(len(samples)),
         minibatches=1,
@@ -175,7 +179,7 @@ def test_packed_rows_are_always_shared_but_not_beyond_the_window():
     samples = group(0, 1, 50, 60)
 
     def rows(window):
-        (minibatch,) = pack(
+        (minibatch,) = pack_rows(
             samples,
             [0, 1],
             minibatches=1,

@@ -11,7 +11,7 @@ from assay.policy.causal_packing import CausalPacking
 from assay.train.failure import RunFailed
 from assay.train.step.choose import has_signal
 from assay.train.step.credit import credit
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 from assay.types import Group, Rollout, Score, StopReason
 
 
@@ -129,7 +129,7 @@ def test_gdpo_and_the_std_of_the_batch_know_no_steps(settings):
 def test_each_token_carries_its_own_advantage_into_the_batch():
     samples = credit([TWO_AND_THREE], AdvantageConfig(std="none"), {}, mask_truncated=False)
     device = tiny_policy().device
-    (minibatch,) = pack(samples, [1, 0], CausalPacking(device), minibatches=1, microbatches=1, max_tokens=8)
+    (minibatch,) = pack_rows(samples, [1, 0], CausalPacking(device), minibatches=1, microbatches=1, max_tokens=8)
     (batch,) = minibatch.microbatches
     expected = torch.tensor([[0.4, 0.1, 0.1, -0.2, -0.2, -0.2], [-0.4, -0.4, -0.7, -0.7, 0.0, 0.0]])
     torch.testing.assert_close(batch.advantages_BT, expected)

@@ -20,7 +20,7 @@ from assay.tasks.sort_digits import SortDigits
 from assay.train.failure import RunFailed
 from assay.train.run.run import start
 from assay.train.step.learner import Learner
-from assay.train.step.pack import pack
+from assay.train.step.pack import pack_rows
 from assay.types import NO_SIGNAL, Score
 
 STEPS = 3
@@ -281,7 +281,7 @@ def one_update(samples, loss):
     one = Learner(tiny_policy(), None, loss, OptimizerConfig(epochs=2), total_updates=2)
     cpu = torch.device("cpu")
     batch = one.freeze(
-        pack(samples, range(len(samples)), CausalPacking(cpu), minibatches=1, microbatches=2, max_tokens=8)
+        pack_rows(samples, range(len(samples)), CausalPacking(cpu), minibatches=1, microbatches=2, max_tokens=8)
     )
     return one.update(batch.minibatches[0], batch.frozen[0], 0), batch
 

@@ -10,11 +10,11 @@ from typing import Any
 from assay.doctor.evidence.logs.names import ARGUMENTS
 from assay.doctor.evidence.logs.series import Gatherer, LogError, as_number, is_finite
 
-LARGEST = 1 << 30  # bytes: a document is read whole
+LARGEST_DOCUMENT = 1 << 30  # bytes: a document is read whole
 
 
 def read_document(path: Path) -> Any:
-    if path.stat().st_size > LARGEST:
+    if path.stat().st_size > LARGEST_DOCUMENT:
         raise LogError(f"{path} is one JSON document of more than 1 GB; give one object per line (JSONL) instead")
     try:
         return json.loads(path.read_bytes().decode("utf-8-sig", "replace"))

@@ -23,7 +23,7 @@ from assay.doctor.evidence.logs.rows import (
 )
 from assay.doctor.evidence.logs.series import Gatherer, LogError
 from assay.doctor.evidence.logs.tfevents import gather_tfevents, is_tfevents
-from assay.doctor.evidence.run import STEPS, spread
+from assay.doctor.evidence.run_directory import STEPS, spread
 
 HEAD = 1 << 16  # bytes that show what a file is
 KINDS = "a log of another trainer (trainer_state.json, JSONL, CSV, TensorBoard events) or its rollouts (JSONL, Parquet)"

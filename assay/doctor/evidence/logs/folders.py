@@ -13,12 +13,12 @@ from assay.doctor.evidence.logs.document import gather_document, read_document, 
 from assay.doctor.evidence.logs.files import evidence_of, read_file
 from assay.doctor.evidence.logs.series import Gatherer, LogError, as_number
 from assay.doctor.evidence.logs.tfevents import gather_tfevents
-from assay.doctor.evidence.run import STEPS, spread
+from assay.doctor.evidence.run_directory import STEPS, spread
 
 STATE, ARGUMENTS_FILE = "trainer_state.json", "args.json"
 METRICS = ("metrics.jsonl", "metrics.json", "metrics.csv", "log.jsonl", "history.csv", "progress.csv")
 DEEPEST = 4  # folders below the one that is given
-MOST = 20_000  # files that are looked at
+MOST_FILES = 20_000  # files that are looked at
 # the whole of a name: math500.jsonl is a set of questions
 _DUMP = re.compile(r"(?:.*/)?(?:completions_(\d+)\.parquet|(\d+)\.jsonl|step_(\d+)/(?:train_)?rollouts\.jsonl)")
 
@@ -56,7 +56,7 @@ def _files(path: Path) -> Iterator[Path]:
         folders[:] = [] if is_deep else sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             count += 1
-            if count > MOST:
+            if count > MOST_FILES:
                 return
             if (file := Path(folder) / name).is_file():  # no link to nowhere
                 yield file

@@ -16,7 +16,7 @@ from assay.doctor.evidence.logs.progress import FileProgress
 from assay.doctor.evidence.logs.series import Gatherer
 
 _HEAD, _TAIL = 12, 4
-_LARGEST = 1 << 28  # bytes of one event: a picture may be large, a length beyond is damage
+_LARGEST_EVENT = 1 << 28  # bytes of one event: a picture may be large, a length beyond is damage
 _VERSION = b"brain.Event:"
 _ARGUMENTS = "args/text_summary"  # where the Hugging Face trainers put their arguments
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # wire types
@@ -38,7 +38,7 @@ def gather_tfevents(path: Path, gatherer: Gatherer) -> None:
     with path.open("rb") as file:
         while head := file.read(_HEAD):
             length = int.from_bytes(head[:8], "little")
-            is_whole = len(head) == _HEAD and _masked_crc(head[:8]) == head[8:] and length < _LARGEST
+            is_whole = len(head) == _HEAD and _masked_crc(head[:8]) == head[8:] and length < _LARGEST_EVENT
             data = file.read(length) if is_whole else b""
             if not is_whole or len(data) < length or len(file.read(_TAIL)) < _TAIL:
                 gatherer.notes.append(

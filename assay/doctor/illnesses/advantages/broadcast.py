@@ -31,11 +31,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples.scripts import with_change
 from assay.programs.facts.advantages.shapes import Shape, Shapes, enlarged
+from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.run.origins import CHOSEN, above
+from assay.programs.run.kinds import above
 from assay.programs.run.sight import sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
@@ -75,7 +76,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """[B, 1] with [B]: every row meets every other."""
     for backward in run.backwards[:BACKWARDS]:
         values = list(above(backward.loss))
-        chosen = [sight(value) for value in values if run.origins.kind(value) == CHOSEN]
+        chosen = [sight(value) for value in values if run.kinds.of(value) is Kind.LOGPROBS]
         rows = {seen.shape[0] for seen in chosen if seen is not None and len(seen.shape) == 2}
         if not rows:
             continue
@@ -119,7 +120,7 @@ def _crossed(value: Value, rows: set[int]) -> tuple[list[tuple[int, ...]], int]:
     return [*shapes, seen.shape], max(grown[0] & grown[1] & rows, default=0)
 
 
-WELL = changed("rewards_of(ids[:, start:])", "torch.tensor([rewards_of(answer) for answer in ids[:, start:]])")
+WELL = with_change("rewards_of(ids[:, start:])", "torch.tensor([rewards_of(answer) for answer in ids[:, start:]])")
 
 ILLNESS = illness(
     __name__,

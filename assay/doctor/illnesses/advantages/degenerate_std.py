@@ -39,7 +39,7 @@ from assay.doctor.evidence import Batch, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
 from assay.doctor.examples import healthy_batch
 from assay.doctor.examples.reward import reward_evidence
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.rewards import EXAMPLES, TOLERANCE, by_problem, reward_groups
 from assay.doctor.recompute.advantages import (
     centring,
@@ -68,12 +68,12 @@ from assay.verdict import (
     not_enough_data,
 )
 
-EQUAL = 1e-6  # relative spread of rewards that are the same number except for float32 rounding
+EQUAL_REWARDS = 1e-6  # relative spread of rewards that are the same number except for float32 rounding
 VISIBLE = 0.1  # an advantage of this size moves the policy; equal rewards leave at most a rounding error of 0
 BLOWN_UP = 10.0  # times the bound: where groups are not centred, a wrong baseline alone may exceed it a little
 SLACK = 1.01  # over the bound: bfloat16 rounds by half a percent
 SMALLEST_STD = 0.02  # of a group's rewards: what is below is noise, and dividing by it makes +-1 of it
-FEW = 0.1  # of the groups with such a std: fewer are an accident
+FEW_GROUPS = 0.1  # of the groups with such a std: fewer are an accident
 LENGTH_EXPLAINS = 0.9  # correlation with length from which on small differences are a length penalty, not noise
 _ROUND = "Round the reward to what matters, or set advantage.std = none: noise this small becomes advantages of +-1."
 
@@ -127,7 +127,7 @@ def check_reward(trial: RewardTrial) -> Verdict:
         return not_enough_data("no group with two scored answers")
     tiny = [std for std in map(statistics.stdev, groups) if TOLERANCE < std < SMALLEST_STD]
     message = f"{len(tiny)} of {len(groups)} groups of {origin} have a std between 0 and {SMALLEST_STD:g}"
-    if len(tiny) > FEW * len(groups):
+    if len(tiny) > FEW_GROUPS * len(groups):
         confidence = Confidence.LIKELY if trial.groups else Confidence.PROVEN
         return finding(message, confidence=confidence, fix=_ROUND, examples=(f"smallest std {min(tiny):.2g}",))
     for problem, scores in by_problem(trial.of(Role.WRONG, Role.EMPTY, Role.NONSENSE)).items():
@@ -190,7 +190,7 @@ def _equal_rewards(batch: Batch, advantages_B: Array, groups: list[Array]) -> Ve
         scored = rewards_B[rows][np.isfinite(rewards_B[rows])]
         if len(scored) < 2:
             continue
-        if np.ptp(scored) > EQUAL * max(float(np.abs(scored).max()), 1e-3):
+        if np.ptp(scored) > EQUAL_REWARDS * max(float(np.abs(scored).max()), 1e-3):
             varied = True
             continue
         at = int(rows[np.nanargmax(np.nan_to_num(np.abs(advantages_B[rows])))])
@@ -306,6 +306,6 @@ ILLNESS = illness(
     ),
     sick=lambda: _example(residue=0.8, difference=0.02),
     well=lambda: _example(residue=1e-4, difference=0.03),
-    scripts=Scripts(changed(" + 1e-4)", ")"), GRPO),
+    scripts=Scripts(with_change(" + 1e-4)", ")"), GRPO),
     explains=frozenset({"ADV05", "MET05", "NUM03", "RAT07", "LOSS05"}),
 )

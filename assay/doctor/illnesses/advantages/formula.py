@@ -30,7 +30,7 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.advantages import STATED, has_whole_groups, nearest_advantages, other_kind, row_advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import is_known_whole
@@ -208,7 +208,7 @@ ILLNESS = illness(
     sick=sick,
     well=lambda: of_batch(healthy_batch()),
     scripts=Scripts(
-        changed("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards - rewards.mean(dim=1, keepdim=True) /"),
+        with_change("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards - rewards.mean(dim=1, keepdim=True) /"),
         GRPO,
     ),
     explains=frozenset({"MET05"}),

@@ -32,8 +32,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import GROUPS, SIZE, B, edited, healthy_batch, of_batch, scored_behind
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import GROUPS, SIZE, B, edit_batch, healthy_batch, of_batch, scored_behind
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.repeats import values_by_key
 from assay.programs.facts.advantages.advantages import weighs_policy
 from assay.programs.facts.advantages.groups import (
@@ -183,7 +183,9 @@ def _prompts_by_turns() -> Evidence:
     batch = healthy_batch()
     source_B = np.arange(B) % GROUPS * SIZE
     prompts_BP, mask_BP = (batch.arrays[name][source_B] for name in ("prompt_tokens", "prompt_mask"))
-    moved = edited(batch, prompt_tokens=prompts_BP, prompt_mask=mask_BP, **scored_behind(batch, prompts_BP, mask_BP))
+    moved = edit_batch(
+        batch, prompt_tokens=prompts_BP, prompt_mask=mask_BP, **scored_behind(batch, prompts_BP, mask_BP)
+    )
     texts = {
         name: [column[source] for source in source_B.tolist()] if name.startswith("prompt") else column
         for name, column in batch.texts.items()
@@ -205,6 +207,6 @@ ILLNESS = illness(
     ),
     sick=_prompts_by_turns,
     well=lambda: of_batch(healthy_batch()),
-    scripts=Scripts(changed("prompts_of(step).repeat_interleave(8, dim=0)", "prompts_of(step).repeat(8, 1)"), GRPO),
+    scripts=Scripts(with_change("prompts_of(step).repeat_interleave(8, dim=0)", "prompts_of(step).repeat(8, 1)"), GRPO),
     explains=frozenset({"ADV01", "ADV05", "ALGN10"}),
 )

@@ -31,7 +31,7 @@ from itertools import islice
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.advantages import centring, has_whole_groups, nearest_advantages, other_kind
 from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.advantages.advantages import Centring, centrings, is_advantage, is_centred_before, is_mean
@@ -170,6 +170,6 @@ ILLNESS = illness(
     ),
     sick=sick,
     well=lambda: of_batch(healthy_batch()),
-    scripts=Scripts(changed("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()"), GRPO),
+    scripts=Scripts(with_change("rewards - rewards.mean(dim=1, keepdim=True)", "rewards - rewards.mean()"), GRPO),
     explains=frozenset({"ADV05", "MET04"}),
 )

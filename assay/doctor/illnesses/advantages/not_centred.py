@@ -33,7 +33,7 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.advantages import (
     GroupMeans,
     centring,
@@ -160,6 +160,6 @@ ILLNESS = illness(
     ),
     sick=sick,
     well=lambda: of_batch(healthy_batch()),
-    scripts=Scripts(changed("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards /"), GRPO),
+    scripts=Scripts(with_change("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards /"), GRPO),
     explains=frozenset({"ADV05", "MET01", "MET05"}),
 )

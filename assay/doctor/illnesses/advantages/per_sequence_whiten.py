@@ -32,7 +32,7 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples.scripts import with_change
 from assay.doctor.recompute.advantages import row_advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.masks.counts import token_scalings
@@ -43,7 +43,7 @@ from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy,
 MEAN = 1e-3  # of a whitened row: 0 except for rounding
 STD = 0.02  # around 1: an epsilon in the divisor takes a little off
 TOKENS = 3  # two numbers have mean 0 too easily
-ROWS = 2
+FEWEST_ROWS = 2
 SHARE = 0.9  # of the rows that vary: the rest may be too small for their epsilon
 
 
@@ -59,12 +59,12 @@ def check_batch(batch: Batch) -> Verdict:
     ]
     if not varying and mask_BT.any() and row_advantages(batch) is not None:
         return healthy("one advantage for all tokens of a row: nothing to whiten within it", Fact("rows", len(mask_BT)))
-    if len(varying) < ROWS:
-        return not_enough_data(f"{ROWS} rows with {TOKENS} loss tokens and advantages that differ between them")
+    if len(varying) < FEWEST_ROWS:
+        return not_enough_data(f"{FEWEST_ROWS} rows with {TOKENS} loss tokens and advantages that differ between them")
     white = [(row, values) for row, values in varying if _is_white(values)]
     share = len(white) / len(varying)
     fact = Fact("share of rows with mean 0 and std 1", share, SHARE, batch.step)
-    if len(white) < ROWS or share < SHARE:
+    if len(white) < FEWEST_ROWS or share < SHARE:
         return healthy("the advantages of rows keep their own mean and size", fact)
     row, values = white[0]
     judged_by_signs = all(np.isin(values, (-1.0, 1.0)).all() for _, values in white)
@@ -126,7 +126,7 @@ def well() -> Evidence:
     return of_batch(consistent(batch, advantages=white_BT, process_rewards=True))
 
 
-SICK = changed(
+SICK = with_change(
     "advantages = advantages.view(-1, 1)\n",
     "advantages = advantages.view(-1, 1) * mask\n"
     "    mean = (advantages * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)\n"

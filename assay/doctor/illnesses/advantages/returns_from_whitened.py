@@ -33,7 +33,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import edited, healthy_batch, of_batch, without_groups
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch, without_groups
 from assay.doctor.examples.scripts import GRPO
 from assay.programs.facts.advantages.advantages import plain, scalings
 from assay.programs.facts.kinds import Kind
@@ -44,7 +44,7 @@ from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable, not_enough_data
 
 TOKENS = 20  # fewer numbers are near any straight line
-NEAR = 1e-3  # relative to the spread: float32 leaves a thousandth of it
+NEAR_SPREAD = 1e-3  # relative to the spread: float32 leaves a thousandth of it
 WHITE = 1e-2  # of |std - 1|: sample and population std of a few hundred tokens differ by less
 
 
@@ -109,11 +109,11 @@ def _against_raw(batch: Batch, gained_N: Array, raw_N: Array, facts: tuple[Fact,
     spread = float(raw_N.std())
     if spread == 0.0:
         return not_enough_data("raw_advantages that differ")
-    if np.abs(gained_N - raw_N).max() <= NEAR * max(spread, float(np.abs(raw_N).max())):
+    if np.abs(gained_N - raw_N).max() <= NEAR_SPREAD * max(spread, float(np.abs(raw_N).max())):
         return healthy("returns - values are the raw advantages", *facts)
     slope, offset = np.polyfit(raw_N, gained_N, 1)
     left = float(np.abs(gained_N - (slope * raw_N + offset)).max())
-    if left > NEAR * max(float(gained_N.std()), 1e-12) * 10 or not slope > 0:
+    if left > NEAR_SPREAD * max(float(gained_N.std()), 1e-12) * 10 or not slope > 0:
         return not_applicable(
             "returns - values is not a multiple of the raw advantages: the critic has a lambda of its own"
         )
@@ -168,7 +168,7 @@ def with_a_critic(batch: Batch, *, whitened_first: bool) -> Batch:
     white_BT = np.where(mask_BT, (raw_BT - raw_BT[mask_BT].mean()) / raw_BT[mask_BT].std(), 0.0)
     returns_BT = np.where(mask_BT, values_BT + (white_BT if whitened_first else raw_BT), 0.0)
     critic = {"values": values_BT, "raw_advantages": raw_BT, "advantages": white_BT, "returns": returns_BT}
-    return edited(batch, **without_groups(batch), **critic)
+    return edit_batch(batch, **without_groups(batch), **critic)
 
 
 WELL = (

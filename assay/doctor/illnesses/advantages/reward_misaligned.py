@@ -34,7 +34,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import GROUPS, SIZE, B, edited, healthy_batch, of_batch
+from assay.doctor.examples import GROUPS, SIZE, B, edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GRPO
 from assay.doctor.facts.logprobs import row_spans
 from assay.doctor.facts.repeats import values_by_key
@@ -43,7 +43,7 @@ from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_enough_data
 
-EQUAL = 1e-6  # of two rewards: float32 sums of the same components
+EQUAL_REWARDS = 1e-6  # of two rewards: float32 sums of the same components
 EQUAL_WITH_KL = 0.05  # where a KL is in the reward: two passes over one answer differ by rounding, more in bfloat16
 CHANCE = 1e-3  # how likely some move may agree by luck, over all moves that are tried
 _SIDES: tuple[tuple[int, Literal["left", "right"]], ...] = ((-1, "left"), (1, "right"))
@@ -55,7 +55,7 @@ def check_batch(batch: Batch) -> Verdict:
     twins = _twins(batch, rewards_B)
     if not twins:
         return not_enough_data("two scored rows with the same prompt and completion")
-    near = EQUAL_WITH_KL if batch.settings.get("kl_placement") == "reward" else EQUAL
+    near = EQUAL_WITH_KL if batch.settings.get("kl_placement") == "reward" else EQUAL_REWARDS
     conflicts = [rows for rows in twins if not _agree(rewards_B, [rows], near)]
     fact = Fact("sets of identical rows with different rewards", len(conflicts), 0, batch.step)
     if not conflicts:
@@ -191,7 +191,7 @@ def _with_twins() -> Batch:
 
 def sick() -> Evidence:
     batch = _with_twins()
-    return of_batch(edited(batch, rewards=np.roll(batch.arrays["rewards"], 1)))
+    return of_batch(edit_batch(batch, rewards=np.roll(batch.arrays["rewards"], 1)))
 
 
 WELL = GRPO.replace("import prompts_of, rewards_of", "import answers_of, prompts_of, reward_of").replace(

@@ -32,7 +32,7 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import edited, healthy_batch, of_batch, without_groups
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch, without_groups
 from assay.doctor.recompute.terms import kl_estimates
 from assay.record.batch import Array
 from assay.verdict import (
@@ -47,9 +47,9 @@ from assay.verdict import (
     not_enough_data,
 )
 
-NEAR = 0.05  # of a reward's size: what a slightly different KL penalty may leave on a token
+NEAR_REWARD = 0.05  # of a reward's size: what a slightly different KL penalty may leave on a token
 VISIBLE = 10.0  # times the largest penalty: a smaller reward cannot be distinguished from it
-ROWS = 2  # one row may be a special case
+FEWEST_ROWS = 2  # one row may be a special case
 NOWHERE = "is nowhere"
 
 
@@ -66,8 +66,8 @@ def check_batch(batch: Batch) -> Verdict:
         for row in range(len(rewards_B))
         if _is_judged(float(rewards_B[row]), penalty_BT[row], mask_BT[row])
     }
-    if len(places) < ROWS:
-        return not_enough_data(f"{ROWS} rows with a reward that stands out from the KL penalty")
+    if len(places) < FEWEST_ROWS:
+        return not_enough_data(f"{FEWEST_ROWS} rows with a reward that stands out from the KL penalty")
     wrong = {row: place for row, place in places.items() if place not in ("", "unclear")}
     fact = Fact("rows whose reward is not on their last token", len(wrong), 0, batch.step)
     if not wrong:
@@ -76,8 +76,8 @@ def check_batch(batch: Batch) -> Verdict:
         return healthy("rewards sit on the last trainable token", fact)
     place, count = Counter(wrong.values()).most_common(1)[0]
     row = next(row for row, where in wrong.items() if where == place)
-    sure = Confidence.PROVEN if len(wrong) >= ROWS else Confidence.LIKELY
-    is_stray = count < ROWS <= len(places) - count  # a small reward may look like a KL penalty by chance
+    sure = Confidence.PROVEN if len(wrong) >= FEWEST_ROWS else Confidence.LIKELY
+    is_stray = count < FEWEST_ROWS <= len(places) - count  # a small reward may look like a KL penalty by chance
     return finding(
         f"the reward of {count} of {len(places)} rows {place} instead of on the last trainable token (row {row}: "
         f"reward {float(rewards_B[row]):.3g}, token {int(np.flatnonzero(mask_BT[row])[-1])})",
@@ -113,8 +113,8 @@ def _place(bare_T: Array, mask_T: Array, reward: float) -> str:
     """Where the reward is: "" on the last trainable token, "unclear" where the numbers fit no pattern."""
     inside = np.flatnonzero(mask_T)
     first, last = int(inside[0]), int(inside[-1])
-    has_T = np.abs(bare_T - reward) <= NEAR * abs(reward)
-    empty_T = np.abs(bare_T) <= NEAR * abs(reward)
+    has_T = np.abs(bare_T - reward) <= NEAR_REWARD * abs(reward)
+    empty_T = np.abs(bare_T) <= NEAR_REWARD * abs(reward)
     found = np.flatnonzero(has_T)
     if has_T[last]:
         return "is on every token" if has_T[inside].all() else ""
@@ -145,7 +145,7 @@ def laid_on_tokens(batch: Batch, *, at_the_end: bool) -> Batch:
         laid_BT -= 0.05 * kl_BT
         changes |= {"kl_coef": 0.05, "kl_placement": "reward", "kl_estimator": "k1", "kl": kl_BT}
     laid_BT[np.arange(rows), last_B if at_the_end else np.full(rows, width - 1)] += np.nan_to_num(rewards_B)
-    return edited(batch, **changes, token_rewards=laid_BT, advantages=None)
+    return edit_batch(batch, **changes, token_rewards=laid_BT, advantages=None)
 
 
 ILLNESS = illness(

@@ -34,10 +34,10 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
-from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.examples.reward import reward_evidence
 from assay.doctor.facts.repeats import values_by_key
-from assay.doctor.facts.rewards import MOST, TOLERANCE, reward_groups
+from assay.doctor.facts.rewards import TOLERANCE, reward_groups
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
@@ -46,6 +46,7 @@ GROUPS = 4  # fewer have no share to speak of
 SOLVED = 0.5  # of the groups at the best reward: a run that has mostly solved its task
 NEARLY = 0.9  # of the best reward: a mean this high is a task that is nearly solved
 LUCK = 1e-3  # a chance below is none
+MOST_GROUPS = 0.5  # without signal: fewer are usual
 MOSTLY = 0.75  # of the groups with different answers
 STEPS = 5  # of a curve; the last ten are judged
 CONVENTIONAL_WORST = (-1.0, 0.0)  # where the scale is not stated
@@ -126,7 +127,7 @@ def check_reward(trial: RewardTrial) -> Verdict:
     if not groups:
         return not_enough_data("no group with two scored answers")
     flat = [group for group in groups if max(group) - min(group) <= TOLERANCE]
-    if len(flat) <= MOST * len(groups):
+    if len(flat) <= MOST_GROUPS * len(groups):
         return healthy(f"{len(flat)} of {len(groups)} groups of {origin} have no variance")
     top = max(reward for group in groups for reward in group)
     is_solved = bool(trial.groups) and all(group[0] >= top - TOLERANCE for group in flat)
@@ -193,7 +194,7 @@ def _one_reward_a_group(rewards: tuple[float, ...]) -> Batch:
     unknown |= dict.fromkeys(("update_norm", "tensors_changed", "tensors_without_gradient", "numbers_changed_share"))
     rewards_B = np.repeat(rewards, len(batch.arrays["rewards"]) // len(rewards))
     nothing = {"advantages": np.zeros(len(rewards_B)), "gradient_norm": 0.0, "kl_coef": 0.0}
-    return edited(batch, rewards=rewards_B, reward_mean=float(rewards_B.mean()), **{**unknown, **nothing})
+    return edit_batch(batch, rewards=rewards_B, reward_mean=float(rewards_B.mean()), **{**unknown, **nothing})
 
 
 def sick() -> Evidence:

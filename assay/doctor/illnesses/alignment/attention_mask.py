@@ -32,7 +32,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, noisy, of_batch, positions_of
+from assay.doctor.examples import edit_batch, healthy_batch, noisy, of_batch, positions_of
 from assay.doctor.examples.scripts import GENERATE
 from assay.doctor.facts.context import (
     ScoredRow,
@@ -130,7 +130,7 @@ def _padding_seen(columns: int) -> Evidence:
         attention_BS[row, max(first - columns, 0) : first] = True
     alone_BT = noisy(batch, "scored_alone", rows=slice(None)) if columns else batch.arrays["scored_alone"]
     positions_BS = positions_of(attention_BS)
-    return of_batch(edited(batch, attention_mask=attention_BS, position_ids=positions_BS, scored_alone=alone_BT))
+    return of_batch(edit_batch(batch, attention_mask=attention_BS, position_ids=positions_BS, scored_alone=alone_BT))
 
 
 SICK = GENERATE.replace("model(input_ids=ids, attention_mask=attention)", "model(input_ids=ids)")

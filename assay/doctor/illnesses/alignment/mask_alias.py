@@ -39,7 +39,7 @@ from assay.programs.walk import follow, main_input, peel, walk
 from assay.record.batch import Array
 from assay.verdict import Severity, Verdict, finding, healthy, likely
 
-VIEWS = frozenset("view reshape squeeze unsqueeze transpose permute expand expand_as detach contiguous".split())
+VIEWS = frozenset("view reshape squeeze unsqueeze transpose permute expand expand_as detach".split())
 IN_PLACE = ("zero_", "fill_", "masked_fill_", "mul_", "copy_", "logical_and_", "logical_or_", "clamp_")
 
 

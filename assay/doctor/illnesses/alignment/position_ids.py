@@ -32,7 +32,7 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import SIZE, P, edited, healthy_batch, noisy, of_batch
+from assay.doctor.examples import SIZE, P, edit_batch, healthy_batch, noisy, of_batch
 from assay.doctor.facts.context import mask_faults, moved_at_all, moved_by_batch_mates, rows_given
 from assay.programs.run.rows import position_shifts
 from assay.programs.run.watched import Forward, WatchedRun
@@ -177,7 +177,7 @@ def _with_gap(columns: int) -> Evidence:
     positions_BS = batch.arrays["position_ids"].copy()
     positions_BS[:SIZE, P:] += columns
     alone_BT = noisy(batch, "scored_alone", rows=slice(SIZE)) if columns else batch.arrays["scored_alone"]
-    return of_batch(edited(batch, position_ids=positions_BS, scored_alone=alone_BT))
+    return of_batch(edit_batch(batch, position_ids=positions_BS, scored_alone=alone_BT))
 
 
 ILLNESS = illness(

@@ -31,7 +31,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import GROUPS, PAD, SIZE, edited, healthy_batch, of_batch
+from assay.doctor.examples import GROUPS, PAD, SIZE, edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GENERATE
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.sampling.prompts import prompts_of
@@ -45,7 +45,7 @@ from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy,
 LOOKS_UP = frozenset("index find get token_to_id convert_tokens_to_ids piece_to_id PieceToId".split())
 LEAST_WHOLE = 3  # different prompts that end alike: two may do so by chance
 LEAST_ALL = 4  # different prompts, all of one length
-LONG = 16  # tokens: prompts shorter than that are of one length by nature, not by a limit
+LONG_PROMPT = 16  # tokens: prompts shorter than that are of one length by nature, not by a limit
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -102,7 +102,7 @@ def _all_of_one_length(batch: Batch, rows: dict[tuple[int, ...], int], length: i
     fact = Fact("different last tokens", endings, step=batch.step)
     if endings == 1:
         return healthy("all prompts end alike", fact)
-    if length < LONG:
+    if length < LONG_PROMPT:
         return not_applicable("the prompts are short, of one length, and have no common ending")
     return finding(
         f"all {len(rows)} prompts have exactly {length} tokens and end in {endings} different ones: a length limit may "
@@ -192,7 +192,7 @@ def _example(limit: int) -> Evidence:
     prompts_BP = np.repeat(prompts_GP, SIZE, axis=0)
     # what the model was given holds other prompts: not part of this example
     changes = dict.fromkeys(("input_ids", "attention_mask", "position_ids"))
-    return of_batch(edited(healthy_batch(), prompt_tokens=prompts_BP, prompt_mask=prompts_BP != PAD, **changes))
+    return of_batch(edit_batch(healthy_batch(), prompt_tokens=prompts_BP, prompt_mask=prompts_BP != PAD, **changes))
 
 
 ILLNESS = illness(

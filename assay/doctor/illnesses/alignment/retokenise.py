@@ -31,7 +31,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GENERATE
 from assay.doctor.facts.logprobs import row_lengths
 from assay.programs.facts.sampling.draws import draws
@@ -87,7 +87,7 @@ def _other_id(*, behind_end: bool) -> Evidence:
     batch = healthy_batch()
     sampled_BT = batch.arrays["sampled_tokens"].copy()
     sampled_BT[0, batch.arrays["lengths"][0] if behind_end else 1] += 1
-    return of_batch(edited(batch, sampled_tokens=sampled_BT))
+    return of_batch(edit_batch(batch, sampled_tokens=sampled_BT))
 
 
 SICK = GENERATE.replace(

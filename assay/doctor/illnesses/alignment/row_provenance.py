@@ -35,7 +35,7 @@ from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.facts.rounding import dtype_of
 from assay.doctor.recompute.advantages import advantages
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.run.roles import MOST, LossPiece
+from assay.programs.run.roles import MOST_BACKWARDS, LossPiece
 from assay.programs.run.rows import picked_rows, takes_rows
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import main_input, walk
@@ -44,7 +44,7 @@ from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding,
 
 # of the mean |difference| of a row: rounding, and what cannot be rounding
 FITS = {"float32": 1e-3, "bfloat16": 0.08, "float16": 0.02}
-FAR = 5  # times FITS: a row that is this far from its neighbour does not belong to it
+FAR_FROM_FIT = 5  # times FITS: a row that is this far from its neighbour does not belong to it
 LEAST_TOKENS = 3  # both rows must have these: fewer numbers agree by chance
 LEAST_ROWS = 2  # a row that moved has pushed another one away
 MOST_COMPARED = 64  # rows and tokens: the search is a table of rows by rows
@@ -70,7 +70,7 @@ def check_batch(batch: Batch) -> Verdict:
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """Rows of the ids that the policy scores, beside rows of the advantages and of old, by how each was picked."""
-    for piece in (piece for backward in run.backwards[:MOST] for piece in backward.pieces):
+    for piece in (piece for backward in run.backwards[:MOST_BACKWARDS] for piece in backward.pieces):
         ids = picked_rows(piece.forward.input_ids)
         if ids is None or _is_reordered(piece):
             continue
@@ -114,7 +114,7 @@ def _rows_that_fit_elsewhere(batch: Batch, suspect: str, witness: str) -> Verdic
     mask_BT, suspect_BT, witness_BT = batch.need("mask", suspect, witness)
     fits = FITS[dtype_of(batch)]
     own_B = _distances(suspect_BT, witness_BT, mask_BT)
-    misfits = np.flatnonzero(own_B > FAR * fits)[:MOST_COMPARED]
+    misfits = np.flatnonzero(own_B > FAR_FROM_FIT * fits)[:MOST_COMPARED]
     places: dict[int, int] = {}  # row -> the row whose numbers it holds
     columns = slice(0, MOST_COMPARED)
     for row in misfits:
@@ -125,7 +125,7 @@ def _rows_that_fit_elsewhere(batch: Batch, suspect: str, witness: str) -> Verdic
         distance_B[row] = np.inf
         distance_B[both_BT.sum(axis=1) < LEAST_TOKENS] = np.inf
         best = int(np.argmin(np.nan_to_num(distance_B, nan=np.inf)))
-        if distance_B[best] <= fits and distance_B[best] * FAR < own_B[row]:
+        if distance_B[best] <= fits and distance_B[best] * FAR_FROM_FIT < own_B[row]:
             places[int(row)] = best
     if len(places) < LEAST_ROWS or 2 * len(places) < len(misfits):
         return None
@@ -133,7 +133,7 @@ def _rows_that_fit_elsewhere(batch: Batch, suspect: str, witness: str) -> Verdic
     return finding(
         f"{suspect} of {len(places)} rows are those of other rows: row {row} holds those of row {place}, as "
         f"{witness} show",
-        Fact(f"mean |{suspect} - {witness}| of its own row", float(own_B[row]), FAR * fits, batch.step, row),
+        Fact(f"mean |{suspect} - {witness}| of its own row", float(own_B[row]), FAR_FROM_FIT * fits, batch.step, row),
         Fact("rows that hold another row's numbers", len(places)),
         Fact("rows that do not fit", len(misfits)),
     )

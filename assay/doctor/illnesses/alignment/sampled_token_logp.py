@@ -29,7 +29,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.facts.logprobs import both_finite
 from assay.doctor.facts.rounding import dtype_of
 from assay.programs.facts.kinds import PASSES, SCORES, Kind
@@ -43,9 +43,9 @@ from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely
 
 LIMIT = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}  # of |sampler - trainer|: rounding leaves less
-LEAST = 8  # tokens that differ: fewer are not a pattern
+FEWEST_TOKENS = 8  # tokens that differ: fewer are not a pattern
 NEARLY_ALL = 0.98  # of them must be too high
-LARGE = 0.1  # nats: the median excess; that of truncated sampling is mostly smaller
+LARGE_EXCESS = 0.1  # nats: the median excess; that of truncated sampling is mostly smaller
 MOVES_TOGETHER = 0.5  # slope of sampler over trainer: 1 if shifted, near 0 if it belongs to another token
 
 
@@ -59,7 +59,7 @@ def check_batch(batch: Batch) -> Verdict:
     sampler_N, witness_N = sampler_BT[off_BT], witness_BT[off_BT]
     count, total = int(off_BT.sum()), int(inside_BT.sum())
     fact = Fact("tokens whose sampler log-prob differs from the trainer's", count)
-    if count < LEAST or count == total or not _is_of_the_likeliest(sampler_N, witness_N):
+    if count < FEWEST_TOKENS or count == total or not _is_of_the_likeliest(sampler_N, witness_N):
         return healthy("the sampler's log-probs are not those of other tokens", fact)
     entropy_BT = batch.get("entropy")
     # -entropy is the mean log-prob, which the likeliest token's cannot be below
@@ -99,7 +99,7 @@ def _is_of_the_likeliest(sampler_N: Array, witness_N: Array) -> bool:
     """Whether each sampler log-prob can be that of a likelier token than the sampled one, at the same place."""
     excess_N = sampler_N - witness_N
     fits_N = (excess_N > 0) & (np.exp(sampler_N) + np.exp(witness_N) <= 1.01)  # two tokens share a probability of 1
-    if fits_N.mean() < NEARLY_ALL or np.median(excess_N) < LARGE:
+    if fits_N.mean() < NEARLY_ALL or np.median(excess_N) < LARGE_EXCESS:
         return False
     spread = float(np.var(witness_N))
     slope = float(np.mean((sampler_N - sampler_N.mean()) * (witness_N - witness_N.mean()))) / max(spread, 1e-12)
@@ -197,7 +197,7 @@ def _example(*, likeliest: bool) -> Evidence:
     sampler_BT = batch.arrays["sampler_logprobs"]
     if likeliest:
         sampler_BT = np.where(is_other_BT, likeliest_BT, sampler_BT)
-    return of_batch(edited(batch, sampler_logprobs=sampler_BT, entropy=np.where(mask_BT, 1.5, 0.0)))
+    return of_batch(edit_batch(batch, sampler_logprobs=sampler_BT, entropy=np.where(mask_BT, 1.5, 0.0)))
 
 
 SCRIPT_SICK = """

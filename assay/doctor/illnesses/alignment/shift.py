@@ -33,9 +33,9 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import LOOP
-from assay.doctor.facts.logprobs import MEAN_LOW_PRECISION, loss_tokens
+from assay.doctor.facts.logprobs import loss_tokens
 from assay.doctor.illnesses.sampling.engine_mismatch import not_the_models_own
 from assay.programs.facts.positions import BUILT, Spans, constant, plus
 from assay.programs.facts.sampling.scoring import scorings
@@ -43,6 +43,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import main_input, walk
 from assay.record.batch import Array
+from assay.record.metrics import MEAN_LOW_PRECISION
 from assay.verdict import (
     Confidence,
     Fact,
@@ -60,11 +61,11 @@ from assay.verdict import (
 NAMES = {"old_logprobs": "old", "new_logprobs": "new", "sampler_logprobs": "the sampler's"}
 LAGS = (0, 1, -1, 2, -2)
 SHORTEST = 4  # tokens of a row: a shorter one is mostly edge
-FEWEST = 16  # pairs of tokens to compare at each lag
+FEWEST_PAIRS = 16  # pairs of tokens to compare at each lag
 UNCERTAIN = 0.1  # |log-prob| of a token that says where it stands: where the policy is certain all tokens have 0
-LARGE = 0.05  # mean difference in place that is worth a word
+LARGE_DIFFERENCE = 0.05  # mean difference in place that is worth a word
 NEARER = 0.1  # moved, they must be ten times nearer than in place; unrelated numbers differ as much at any lag
-ALIKE = 0.5  # correlation in place below which the numbers are of something else
+LEAST_CORRELATION = 0.5  # correlation in place below which the numbers are of something else
 LOWER = (
     1.0  # nats per token below the model's own, as an unshifted logit scores; other rows' numbers have the same mean
 )
@@ -88,7 +89,7 @@ def check_batch(batch: Batch) -> Verdict:
         compared = True
         best = min(fits, key=lambda fit: fit.mean)
         facts.append(Fact(f"mean |{NAMES[side]} - {_owner(truth)}| in place", fits[0].mean, step=batch.step))
-        if best.lag and best.mean < min(NEARER * fits[0].mean, MEAN_LOW_PRECISION) and fits[0].mean > LARGE:
+        if best.lag and best.mean < min(NEARER * fits[0].mean, MEAN_LOW_PRECISION) and fits[0].mean > LARGE_DIFFERENCE:
             where = f"{abs(best.lag)} token{'s' if abs(best.lag) > 1 else ''} {'later' if best.lag > 0 else 'earlier'}"
             return finding(
                 f"{NAMES[side]} log-probs are shifted: that of token t is {_owner(truth)} of the token {where} (mean "
@@ -102,7 +103,7 @@ def check_batch(batch: Batch) -> Verdict:
         if unrelated is not None:
             return unrelated
     if not compared:
-        return not_enough_data(f"{FEWEST} log-probs below -{UNCERTAIN} in rows of {SHORTEST} tokens or more")
+        return not_enough_data(f"{FEWEST_PAIRS} log-probs below -{UNCERTAIN} in rows of {SHORTEST} tokens or more")
     foreign = not_the_models_own(batch)
     if foreign is not None:
         side, gap = foreign
@@ -168,7 +169,7 @@ def _fits(batch: Batch, side: str, truth: str) -> list[Fit]:
         pairs_BT = pairs_BT & ((ours_BT < -UNCERTAIN) | (theirs_BT < -UNCERTAIN))
         distance_N = np.abs(ours_BT - theirs_BT)[pairs_BT]
         distance_N = distance_N[np.isfinite(distance_N)]
-        if len(distance_N) < FEWEST:
+        if len(distance_N) < FEWEST_PAIRS:
             return fits if fits and lag not in (0, 1, -1) else []
         fits.append(Fit(lag, float(distance_N.mean()), len(distance_N)))
     return fits
@@ -182,13 +183,13 @@ def _unrelated(batch: Batch, side: str, truth: str) -> Verdict | None:
     if lower < LOWER or min(side_N.std(), truth_N.std()) == 0:
         return None
     alike = float(np.corrcoef(side_N, truth_N)[0, 1])
-    if alike > ALIKE:
+    if alike > LEAST_CORRELATION:
         return None
     return finding(
         f"{NAMES[side]} log-probs are {lower:.2g} below the model's own at most tokens and unlike them (correlation "
         f"{alike:.2f}): the logits were probably not shifted against the tokens",
         Fact(f"median of the model's - {NAMES[side]}", lower, LOWER, batch.step),
-        Fact("correlation of the two", alike, ALIKE),
+        Fact("correlation of the two", alike, LEAST_CORRELATION),
         confidence=Confidence.LIKELY,
     )
 
@@ -259,7 +260,7 @@ def _moved(lag: int) -> Evidence:
         name: np.where(mask_BT, np.where(inside_BT, np.roll(batch.arrays[name], lag, axis=1), edge_BT), 0.0)
         for name in names
     }
-    return of_batch(edited(batch, **moved))
+    return of_batch(edit_batch(batch, **moved))
 
 
 SICK = LOOP.replace("prompts.shape[1] - 1:-1] / T", "prompts.shape[1]:] / T")

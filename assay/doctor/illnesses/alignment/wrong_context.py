@@ -29,7 +29,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import SIZE, edited, healthy_batch, of_batch, scored_behind
+from assay.doctor.examples import SIZE, edit_batch, healthy_batch, of_batch, scored_behind
 from assay.doctor.examples.scripts import LOOP
 from assay.doctor.facts.context import ScoredRow, last_place, rows_as_sampled
 from assay.doctor.illnesses.alignment.attention_mask import has_extra_tokens
@@ -43,7 +43,7 @@ from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, likely, not_applicable
 
-FEWEST = 2  # tokens of a prompt: one that is dropped may be a second start token
+FEWEST_TOKENS = 2  # tokens of a prompt: one that is dropped may be a second start token
 FILLS = ("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "new_full", "new_zeros")
 
 
@@ -54,7 +54,7 @@ def check_batch(batch: Batch) -> Verdict:
     lost = [row for row in rows if row.places is None]
     if lost:
         causes = [_cause(row, rows) for row in lost]
-        usual = max(set(causes), key=causes.count)
+        usual = max(dict.fromkeys(causes), key=causes.count)
         first = lost[causes.index(usual)]
         return finding(
             f"{len(lost)} of {len(rows)} rows were not scored as prompt + completion; in {causes.count(usual)} of them "
@@ -144,7 +144,7 @@ def _without_prompt(program: Program, spans: Spans, tokens: Span, fed: Span) -> 
             return "which is a filler and the completion: the prompt it was drawn after is not there"
         return ""
     dropped, ahead = constant(fed.start), constant(plus(tokens.start, fed.start, -1))
-    if fed.root is tokens.root and ahead in (0, 1) and (dropped is None or dropped >= FEWEST):
+    if fed.root is tokens.root and ahead in (0, 1) and (dropped is None or dropped >= FEWEST_TOKENS):
         return "which begins behind the prompt: the completion was drawn after it"
     if fed.root.op == "stack" and fed.root is tokens.root and is_prompted(program, fed.root):
         return "which is drawn tokens only: the prompt they were drawn after is not there"
@@ -166,7 +166,7 @@ def _prompts_moved_by(groups: int) -> Evidence:
     prompts_BP, mask_BP = (
         np.roll(batch.arrays[name], groups * SIZE, axis=0) for name in ("prompt_tokens", "prompt_mask")
     )
-    return of_batch(edited(batch, **scored_behind(batch, prompts_BP, mask_BP)))
+    return of_batch(edit_batch(batch, **scored_behind(batch, prompts_BP, mask_BP)))
 
 
 SICK = LOOP.replace("    logits = model(ids)[:, prompts.shape[1] - 1:-1] / T", "    logits = model(completions) / T")

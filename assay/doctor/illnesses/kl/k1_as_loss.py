@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.kl.penalties import is_a_penalty, is_also_exponentiated, penalties, policy_and_reference
 from assay.programs.graph import Value
@@ -70,5 +70,5 @@ ILLNESS = illness(
         "k1 estimator in the loss",
         "KL penalty does nothing",
     ),
-    scripts=Scripts(sick=changed("kl = torch.exp(ref - new) - (ref - new) - 1", "kl = new - ref"), well=GRPO),
+    scripts=Scripts(sick=with_change("kl = torch.exp(ref - new) - (ref - new) - 1", "kl = new - ref"), well=GRPO),
 )

@@ -30,8 +30,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import GRADIENTS, LOSSES, edited, healthy_batch, of_batch
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import GRADIENTS, LOSSES, edit_batch, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.consistent import is_of_these_rows
 from assay.doctor.recompute.loss import is_known_whole, nearest_kl_loss
 from assay.doctor.recompute.match import Match
@@ -141,11 +141,11 @@ def sick() -> Evidence:
     batch = _without_loss()
     difference_BT = batch.arrays["new_logprobs"] - batch.arrays["ref_logprobs"]
     kl_BT = np.where(batch.arrays["mask"], np.expm1(difference_BT) - difference_BT, 0.0)
-    return of_batch(edited(batch, kl=kl_BT, kl_mean=float(kl_BT.sum() / batch.arrays["mask"].sum())))
+    return of_batch(edit_batch(batch, kl=kl_BT, kl_mean=float(kl_BT.sum() / batch.arrays["mask"].sum())))
 
 
 def _without_loss() -> Batch:
-    return edited(healthy_batch(), **dict.fromkeys((*LOSSES, *GRADIENTS, "policy_loss", "kl_loss", "token_loss")))
+    return edit_batch(healthy_batch(), **dict.fromkeys((*LOSSES, *GRADIENTS, "policy_loss", "kl_loss", "token_loss")))
 
 
 ILLNESS = illness(
@@ -163,7 +163,7 @@ ILLNESS = illness(
     sick=sick,
     well=lambda: of_batch(_without_loss()),
     scripts=Scripts(
-        sick=changed("torch.exp(ref - new) - (ref - new) - 1", "torch.exp(ref - new) + (ref - new) - 1"), well=GRPO
+        sick=with_change("torch.exp(ref - new) - (ref - new) - 1", "torch.exp(ref - new) + (ref - new) - 1"), well=GRPO
     ),
     explains=frozenset({"LOSS06", "MET02", "MET06"}),
 )

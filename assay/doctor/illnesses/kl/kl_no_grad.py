@@ -31,15 +31,15 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import GRADIENTS, edited, healthy_batch, of_batch
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import GRADIENTS, edit_batch, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.loss import expected_gradients, kl_is_placed
 from assay.doctor.recompute.match import fit_scale
 from assay.doctor.recompute.terms import loss_settings
 from assay.programs.facts.kl.penalties import is_a_penalty, penalties, policy_and_reference
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.run.origins import above, differences_in
+from assay.programs.run.kinds import above, differences_in
 from assay.programs.run.roles import Flow, flows
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
@@ -128,7 +128,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 def _is_to_reference(run: WatchedRun, left: Value, right: Value) -> bool:
     """Between log-probs of a model that is trained and of one that is not."""
-    forwards = [forward for side in (left, right) if (forward := run.origins.pass_of(side)) is not None]
+    forwards = [forward for side in (left, right) if (forward := run.kinds.pass_of(side)) is not None]
     trained = [run.models[forward.model].is_trained and not forward.adapter_off for forward in forwards]
     return sorted(trained) == [False, True]
 
@@ -158,7 +158,7 @@ def _gradients(kl_share: float) -> Batch:
     """A policy that has moved away from its reference; this share of the KL's gradient reaches it."""
     batch = healthy_batch(update=1)
     policy_BT, kl_BT = expected_gradients(batch)
-    return edited(batch, **{**dict.fromkeys(GRADIENTS), "gradients": policy_BT + kl_share * kl_BT})
+    return edit_batch(batch, **{**dict.fromkeys(GRADIENTS), "gradients": policy_BT + kl_share * kl_BT})
 
 
 ILLNESS = illness(
@@ -174,6 +174,6 @@ ILLNESS = illness(
     ),
     sick=lambda: of_batch(_gradients(kl_share=0.0)),
     well=lambda: of_batch(_gradients(kl_share=1.0)),
-    scripts=Scripts(sick=changed("0.04 * kl)", "0.04 * kl.detach())"), well=GRPO),
+    scripts=Scripts(sick=with_change("0.04 * kl)", "0.04 * kl.detach())"), well=GRPO),
     explains=frozenset({"MET02", "KL01", "LOSS06"}),
 )

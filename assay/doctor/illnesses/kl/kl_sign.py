@@ -32,8 +32,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import GRADIENTS, KL_COEF, LOSSES, edited, healthy_batch, healthy_curves
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import GRADIENTS, KL_COEF, LOSSES, edit_batch, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.loss import kl_is_placed
 from assay.programs.facts.kl.in_reward import reward_penalties
 from assay.programs.facts.kl.penalties import is_a_penalty, penalties, penalty_sign
@@ -43,12 +43,12 @@ from assay.record.batch import Array
 from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 VISIBLE = 1e-4  # the KL part as a share of the loss: a float32 keeps seven digits, so three of it are left to judge
-NEAR = 0.05  # relative distance from the KL part, or from its negative: the two differ by 200 %
+NEAR_PART = 0.05  # relative distance from the KL part, or from its negative: the two differ by 200 %
 ALIGNED = 0.9  # of the KL pull, weighed by its size, that must agree in direction
 SMALLEST_PULL = 1e-5  # kl_coef * |new - ref|: below it the rounding of the policy part could outweigh it
 ROUNDING = 1e-4  # of the largest gradient: what varies less within a row may be rounding
-SMALLEST = 1e-6  # of a mean KL: exp(d) - 1 - d leaves as much below 0 in float32
-SMALLEST_16 = 5e-3  # where the compute dtype is one of 16 bits, or not stated
+SMALLEST_KL = 1e-6  # of a mean KL: exp(d) - 1 - d leaves as much below 0 in float32
+SMALLEST_KL_16 = 5e-3  # where the compute dtype is one of 16 bits, or not stated
 STEPS = 10  # of a curve: fewer do not show a trend
 OUTWEIGHS = 10.0  # times the policy part: a penalty of this size must fall if it is minimised at all
 
@@ -72,7 +72,7 @@ def check_curves(curves: Curves) -> Verdict:
     added_N = loss_N - policy_N - np.nan_to_num(entropy_N)
     visible_N = np.abs(part_N) > VISIBLE * np.maximum(np.abs(loss_N), np.abs(policy_N))
     negative_N = visible_N & (part_N < 0)
-    taken_off_N = visible_N & (part_N > 0) & (np.abs(added_N + part_N) <= NEAR * np.abs(part_N))
+    taken_off_N = visible_N & (part_N > 0) & (np.abs(added_N + part_N) <= NEAR_PART * np.abs(part_N))
     for wrong_N, words in ((negative_N, "the KL part is negative"), (taken_off_N, "the KL is taken off the loss")):
         if wrong_N.any() and wrong_N.sum() > 0.5 * visible_N.sum():
             first = int(np.argmax(wrong_N))
@@ -128,7 +128,8 @@ def _by_loss(batch: Batch) -> Verdict | None:
     if part is None:
         return None
     fact = Fact("kl_loss, coefficient included", float(part), step=batch.step)
-    rounding = (SMALLEST if batch.settings.get("dtype") == "float32" else SMALLEST_16) * abs(batch.settings["kl_coef"])
+    smallest = SMALLEST_KL if batch.settings.get("dtype") == "float32" else SMALLEST_KL_16
+    rounding = smallest * abs(batch.settings["kl_coef"])
     if "kl_estimator" in batch.settings and part < -rounding and abs(part) > VISIBLE * abs(numbers.get("loss", 1.0)):
         return finding(f"the KL part of the loss is {part:.2g}: it is paid for, not penalised", fact)
     if "loss" not in numbers or "policy_loss" not in numbers or batch.settings.get("entropy_coef"):
@@ -137,11 +138,11 @@ def _by_loss(batch: Batch) -> Verdict | None:
     if not part > VISIBLE * max(abs(numbers["loss"]), abs(numbers["policy_loss"])):
         return None
     facts = (fact, Fact("loss - policy_loss", float(added), step=batch.step))
-    if abs(added + part) <= NEAR * part:
+    if abs(added + part) <= NEAR_PART * part:
         return finding(
             f"the KL is taken off the loss: loss - policy_loss is {added:.2g}, the KL part is {part:.2g}", *facts
         )
-    return healthy("the loss grows with the KL", *facts) if abs(added - part) <= NEAR * part else None
+    return healthy("the loss grows with the KL", *facts) if abs(added - part) <= NEAR_PART * part else None
 
 
 def _by_gradients(batch: Batch) -> Verdict | None:
@@ -214,7 +215,7 @@ def _flip_kl(batch: Batch) -> Batch:
     gradients = {name: batch.arrays[name] - 2 * pull_BT for name in GRADIENTS}
     losses = dict.fromkeys(LOSSES, batch.number("policy_loss") - batch.number("kl_loss"))
     token_loss_BT = batch.arrays["token_loss"] - 2 * KL_COEF * kl_BT
-    return edited(batch, token_loss=token_loss_BT, **gradients, **losses)
+    return edit_batch(batch, token_loss=token_loss_BT, **gradients, **losses)
 
 
 def _curves(sign: float) -> Curves:
@@ -239,6 +240,6 @@ ILLNESS = illness(
     ),
     sick=lambda: Evidence((_flip_kl(healthy_batch()),), _curves(sign=-1.0)),
     well=lambda: Evidence((healthy_batch(),), _curves(sign=1.0)),
-    scripts=Scripts(sick=changed("(-gain + 0.04 * kl)", "(-gain - 0.04 * kl)"), well=GRPO),
+    scripts=Scripts(sick=with_change("(-gain + 0.04 * kl)", "(-gain - 0.04 * kl)"), well=GRPO),
     explains=frozenset({"LOSS06", "MET02", "KL02"}),
 )

@@ -33,13 +33,13 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import GRADIENTS, LOSSES, edited, healthy_batch, healthy_curves
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import GRADIENTS, LOSSES, edit_batch, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.logprobs import mean_distance
 from assay.doctor.facts.rounding import limit_between_passes
 from assay.programs.facts.kl.reference import Doubt, doubts
 from assay.programs.program import Program
-from assay.programs.run.origins import above, chosen_ids, differences_in
+from assay.programs.run.kinds import above, chosen_ids, differences_in
 from assay.programs.run.roles import Flow, LossPiece, flows
 from assay.programs.run.sight import numbers_of, requires_grad
 from assay.programs.run.watched import WatchedRun
@@ -51,7 +51,7 @@ TOKENS = 20  # fewer loss tokens have no mean, and may be equal by chance
 SETTLED = 3  # steps: a warm-up may begin with a learning rate of 0, so that the first update moves nothing
 FIRST_KL = 1e-2  # of a logged KL at step 1 with one update: bfloat16 rounding gives a tenth of it
 SIGNAL = 0.25  # of the advantages that are not 0: a run with this much signal has moved its weights
-SAME = 1e-9  # of a logged KL: what is left when both sides are the same numbers
+ZERO_KL = 1e-9  # of a logged KL: what is left when both sides are the same numbers
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -82,9 +82,9 @@ def check_curves(curves: Curves) -> Verdict:
     later_N = kl_N[(steps_N >= SETTLED) & np.isfinite(kl_N)]
     if len(later_N) < SETTLED or curves.settings.get("reference_every"):
         return not_enough_data(f"ref_kl of {2 * SETTLED - 1} steps with a reference that is not renewed")
-    fact = Fact("largest ref_kl after the first steps", float(later_N.max()), SAME)
+    fact = Fact("largest ref_kl after the first steps", float(later_N.max()), ZERO_KL)
     moving = curves.has("update_norm") and float(np.nanmax(curves.need("update_norm")[0])) > 0
-    if later_N.max() > SAME or not moving:
+    if later_N.max() > ZERO_KL or not moving:
         return healthy("the KL to the reference leaves 0 as the policy learns", fact)
     return finding(
         f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move",
@@ -190,7 +190,7 @@ def _or_one(curves: Curves, name: str) -> Array:
 
 def _policy_as_reference(run: WatchedRun, piece: LossPiece, flow: Flow) -> Iterator[Verdict]:
     """Beside old another set of log-probs of the same tokens by the very weights that are trained."""
-    before = run.origins.pass_of(piece.old_operand)
+    before = run.kinds.pass_of(piece.old_operand)
     if before is None or piece.product is None:
         return
     inside = {id(part) for part in above(piece.product)}
@@ -198,7 +198,7 @@ def _policy_as_reference(run: WatchedRun, piece: LossPiece, flow: Flow) -> Itera
         fixed = right if requires_grad(left) else left
         if id(value) in inside or not requires_grad(value) or requires_grad(fixed):
             continue
-        forward = run.origins.pass_of(fixed)
+        forward = run.kinds.pass_of(fixed)
         if forward is None or forward is before or forward.weights != before.weights or forward.adapter_off:
             continue
         if forward.model == piece.forward.model and run.models[forward.model].is_trained:
@@ -215,12 +215,12 @@ def _differences_of_zero(run: WatchedRun) -> Iterator[Verdict]:
     for value, left, right in differences_in(run.graph.values):
         if requires_grad(left) or requires_grad(right):
             continue
-        mine, theirs = run.origins.pass_of(left), run.origins.pass_of(right)
+        mine, theirs = run.kinds.pass_of(left), run.kinds.pass_of(right)
         if mine is None or theirs is None or mine is theirs or id(mine) in samplers or id(theirs) in samplers:
             continue
         if mine.model != theirs.model or mine.weights != theirs.weights or mine.adapter_off or theirs.adapter_off:
             continue
-        tokens, their_tokens = chosen_ids(left, run.origins), chosen_ids(right, run.origins)
+        tokens, their_tokens = chosen_ids(left, run.kinds), chosen_ids(right, run.kinds)
         if tokens is None or their_tokens is None or not np.array_equal(tokens, their_tokens):
             continue
         numbers = numbers_of(value)
@@ -236,7 +236,7 @@ def _with_policy_as_reference(batch: Batch) -> Batch:
     """The reference gives the policy's own numbers: no KL, and a loss of the policy part alone."""
     mask_BT, old_BT, advantages_BT = *batch.need("mask", "old_logprobs"), batch.token_advantages
     gradients_BT = np.where(mask_BT, -advantages_BT, 0.0) / mask_BT.sum()
-    return edited(
+    return edit_batch(
         batch,
         ref_logprobs=old_BT,
         plain_ref_logprobs=batch.arrays["plain_logprobs"],
@@ -264,5 +264,5 @@ ILLNESS = illness(
     ),
     sick=lambda: Evidence((_with_policy_as_reference(healthy_batch()),), healthy_curves(ref_kl=0.0)),
     well=lambda: Evidence((healthy_batch(),), healthy_curves(ref_kl=np.linspace(0.0, 0.01, 60))),
-    scripts=Scripts(sick=changed("copy.deepcopy(policy).eval().requires_grad_(False)", "policy"), well=GRPO),
+    scripts=Scripts(sick=with_change("copy.deepcopy(policy).eval().requires_grad_(False)", "policy"), well=GRPO),
 )

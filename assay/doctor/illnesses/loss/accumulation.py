@@ -29,7 +29,16 @@ from collections.abc import Callable, Iterator
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.examples.scripts import IN_PARTS
-from assay.programs.facts.loss.accumulation import Part, Share, is_count, is_mean, is_of_whole, is_own, is_rows, shares
+from assay.programs.facts.loss.accumulation import (
+    AccumulatedPart,
+    Share,
+    is_count,
+    is_mean,
+    is_of_whole,
+    is_own,
+    is_rows,
+    shares,
+)
 from assay.programs.graph import UNKNOWN
 from assay.programs.program import Program
 from assay.programs.run.token_weights import Split, TokenWeights, token_weights
@@ -52,7 +61,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
     return judge_splits(run, _factor_of_parts)
 
 
-def _twice(part: Part, share: Share, counts: int) -> str:
+def _twice(part: AccumulatedPart, share: Share, counts: int) -> str:
     text = part.backward.place.text
     if part.engine_divides and counts:
         return f"`{text}` divides by the number of parts, and the engine's backward does so again"
@@ -65,7 +74,7 @@ def _twice(part: Part, share: Share, counts: int) -> str:
     return ""
 
 
-def _undivided(part: Part, share: Share, counts: int) -> str:
+def _undivided(part: AccumulatedPart, share: Share, counts: int) -> str:
     if part.engine_divides or counts or share.scales or not is_mean(share, part):
         return ""
     by_rows = any(is_rows(divisor, part) for divisor in share.divisors)

@@ -30,11 +30,11 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.recompute.loss import aggregation_of, is_known_whole, is_part, loss, nearest_loss
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
-SAME = 1e-5  # relative: one loss computed twice in float32
+SAME_LOSS = 1e-5  # relative: one loss computed twice in float32
 AGAIN = ("loss_again", "loss_padded", "loss_permuted", "loss_split", "loss_perturbed")
 
 
@@ -99,7 +99,7 @@ def _truncated_rows(batch: Batch) -> Verdict | None:
 def _is_of_these_rows(batch: Batch) -> bool:
     """Whether the trainer got the same loss again from what the batch holds."""
     again = batch.numbers.get("loss_again")
-    return again is not None and abs(again - batch.number("loss")) <= SAME * abs(again)
+    return again is not None and abs(again - batch.number("loss")) <= SAME_LOSS * abs(again)
 
 
 def _unstated(batch: Batch) -> list[str]:
@@ -127,7 +127,7 @@ def _scaled(factor: float) -> Batch:
     batch = healthy_batch(microbatches=2)
     numbers = {name: factor * batch.numbers[name] for name in ("loss", "policy_loss", "kl_loss", *AGAIN)}
     names = ("gradients", "gradients_split", "gradients_perturbed")
-    return edited(batch, **numbers, **{name: factor * batch.arrays[name] for name in names})
+    return edit_batch(batch, **numbers, **{name: factor * batch.arrays[name] for name in names})
 
 
 ILLNESS = illness(

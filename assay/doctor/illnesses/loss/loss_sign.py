@@ -30,8 +30,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import aggregation_of, weights
 from assay.programs.facts.kinds import Kind
@@ -149,7 +149,7 @@ def _turned(sign: float) -> Batch:
         name: sign * values for name, values in batch.arrays.items() if name.startswith(("gradients", "token_loss"))
     }
     numbers = {name: sign * value for name, value in batch.numbers.items() if "loss" in name}
-    return edited(batch, **arrays, **numbers)
+    return edit_batch(batch, **arrays, **numbers)
 
 
 ILLNESS = illness(
@@ -167,6 +167,6 @@ ILLNESS = illness(
     ),
     sick=lambda: of_batch(_turned(-1.0)),
     well=lambda: of_batch(_turned(1.0)),
-    scripts=Scripts(sick=changed("((-gain + 0.04 * kl)", "((gain + 0.04 * kl)"), well=GRPO),
+    scripts=Scripts(sick=with_change("((-gain + 0.04 * kl)", "((gain + 0.04 * kl)"), well=GRPO),
     explains=frozenset({"LOSS06", "RAT04", "KL01", "CLIP02", "MET01", "MET02", "MET06"}),
 )

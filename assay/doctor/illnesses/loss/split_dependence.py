@@ -35,7 +35,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import IN_PARTS
 from assay.doctor.facts.rounding import gradients_off, loss_limit
 from assay.doctor.illnesses.loss.accumulation import judge_splits
@@ -48,7 +48,7 @@ from assay.record.batch import Array
 from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
 
 SAME_FACTOR = 0.01  # factors of all tokens this near to each other are one factor
-SMALL = 1e-3  # of the largest gradient: the factor of a smaller one is mostly rounding
+SMALL_GRADIENT = 1e-3  # of the largest gradient: the factor of a smaller one is mostly rounding
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -129,7 +129,7 @@ def _gradients_differ(batch: Batch) -> Verdict | None:
 
 def _factors(gradients_BT: Array, split_BT: Array) -> Array:
     """split / whole, where the whole is far from 0."""
-    large_BT = np.abs(gradients_BT) > SMALL * np.abs(gradients_BT).max(initial=0.0)
+    large_BT = np.abs(gradients_BT) > SMALL_GRADIENT * np.abs(gradients_BT).max(initial=0.0)
     large_BT &= np.isfinite(split_BT)
     return np.asarray(split_BT[large_BT] / gradients_BT[large_BT])
 
@@ -155,7 +155,7 @@ def _example(*, own_counts: bool) -> Evidence:
     if own_counts:
         for rows in (slice(0, half), slice(half, None)):
             factors_B1[rows] = tokens / mask_BT[rows].sum() / 2
-    return of_batch(edited(batch, gradients_split=gradients_BT * factors_B1))
+    return of_batch(edit_batch(batch, gradients_split=gradients_BT * factors_B1))
 
 
 ILLNESS = illness(

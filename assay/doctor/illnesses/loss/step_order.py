@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.programs.facts.optimizer.optimizers import (
     Optimizer,
     clears_of_unknown,
@@ -267,7 +267,7 @@ def _late_clip(step: OptimizerStep) -> Place | None:
 
 
 CLEAR, BACKWARD = "        optimizer.zero_grad()\n", "        loss.backward()\n"
-SICK = changed(CLEAR + BACKWARD, BACKWARD + CLEAR)
+SICK = with_change(CLEAR + BACKWARD, BACKWARD + CLEAR)
 
 ILLNESS = illness(
     __name__,

@@ -29,7 +29,7 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.facts.trend import STEPS, is_solved, reward_range
 from assay.doctor.illnesses.advantages.zero_signal import answers_differ, is_beyond_luck
 from assay.doctor.illnesses.masks.empty_mask import cannot_be_meant
@@ -37,7 +37,7 @@ from assay.doctor.illnesses.metrics.signal_lost import weights_of
 from assay.doctor.recompute.advantages import has_whole_groups, other_kind
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
-NEAR = 1e-3  # of the mean |advantage|
+NEAR_ZERO = 1e-3  # of the mean |advantage|
 NEAREST = 1e-6  # absolute
 ALL = 0.99  # of the loss tokens with an advantage
 NOTHING = 1e-2  # mean importance weight: the loss is then less than a hundredth of what it should be
@@ -54,7 +54,7 @@ def check_batch(batch: Batch) -> Verdict:
     in_loss = batch.token_advantages[mask_BT]
     known = in_loss[np.isfinite(in_loss)]
     size = float(np.abs(known).mean()) if len(known) else 0.0
-    limit = max(NEAREST, NEAR * size)
+    limit = max(NEAREST, NEAR_ZERO * size)
     fact = Fact("loss", loss, limit, batch.step)
     if not abs(loss) <= limit:
         return healthy("the loss is not near 0", fact)
@@ -292,7 +292,7 @@ def _detached(left: float) -> Batch:
     )
     losses = {name: 0.0 for name in batch.numbers if name.startswith("loss")}
     changed = {} if left else {"tensors_changed": None, "tensors_without_gradient": None, "numbers_changed_share": None}
-    return edited(
+    return edit_batch(
         batch,
         advantages=advantages_B,
         gradients=gradients_BT,

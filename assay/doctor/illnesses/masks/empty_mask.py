@@ -29,7 +29,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import B, edited, healthy_batch, of_batch, of_the_loss
+from assay.doctor.examples import B, edit_batch, healthy_batch, of_batch, of_the_loss
 from assay.doctor.examples.scripts import GRPO
 from assay.programs.facts.masks.counts import count_of, is_guarded
 from assay.programs.facts.masks.masks import Applied, fillings
@@ -37,10 +37,10 @@ from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 INPUTS = ("new_logprobs", "old_logprobs", "advantages")  # a NaN of theirs makes a NaN loss without any division
-FEWEST = 4  # rows: one or two may be left out for a reason of their own
+FEWEST_ROWS = 4  # rows: one or two may be left out for a reason of their own
 BESIDE = ("ref_logprobs", "sampler_logprobs")  # where the loss has a KL or a correction, so does one of these
 OUTPUTS = ("loss", "loss_again")
-FAR = 10.0  # nats between two log-probs: exp of more overflows a float16, and times 0 it is NaN
+FAR_APART = 10.0  # nats between two log-probs: exp of more overflows a float16, and times 0 it is NaN
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -124,9 +124,9 @@ def cannot_be_meant(batch: Batch) -> bool:
     A single row, of a micro-batch say, may be left out for many reasons; so may groups of equal rewards.
     """
     finished_B, advantages = batch.get("finished"), batch.get("advantages")
-    if len(batch.need("mask")[0]) < FEWEST or advantages is None or not np.nan_to_num(advantages).any():
+    if len(batch.need("mask")[0]) < FEWEST_ROWS or advantages is None or not np.nan_to_num(advantages).any():
         return False
-    has_ended = finished_B is not None and bool(finished_B.sum() >= FEWEST)
+    has_ended = finished_B is not None and bool(finished_B.sum() >= FEWEST_ROWS)
     return has_ended or batch.settings.get("mask_truncated") is False
 
 
@@ -140,7 +140,7 @@ def _nothing_else_can(batch: Batch) -> bool:
     if not all(np.isfinite(batch.arrays[name]).all() for name in _used(batch)):
         return False
     logprobs = [batch.arrays[name] for name in _used(batch) if name.endswith("_logprobs")]
-    return all(np.abs(first - second).max() <= FAR for first, second in combinations(logprobs, 2))
+    return all(np.abs(first - second).max() <= FAR_APART for first, second in combinations(logprobs, 2))
 
 
 def _inside(batch: Batch, name: str) -> np.ndarray:
@@ -154,7 +154,7 @@ def _example(loss: float | None) -> Evidence:
     mask_BT = batch.arrays["mask"].copy()
     mask_BT[[3, 9]] = False  # those that the token limit cut off
     changes = {**of_the_loss(batch), "loss": loss, "loss_again": loss}
-    return of_batch(edited(batch, **changes, mask=mask_BT, mask_truncated=True, sequences=B))
+    return of_batch(edit_batch(batch, **changes, mask=mask_BT, mask_truncated=True, sequences=B))
 
 
 SICK = GRPO.replace("mask = (ends", "mask = ends.any(dim=1, keepdim=True) * (ends").replace(

@@ -35,7 +35,7 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import EOS, healthy_batch, healthy_curves
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.trend import quarter_medians
 from assay.doctor.illnesses.masks.prompt_in_loss import prompts_in_rows
 from assay.doctor.recompute.consistent import consistent
@@ -47,7 +47,7 @@ from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable
 
 FEW_CUT, NEARLY_ALL_CUT = 0.3, 0.9  # shares of truncated rows, at first and at last: endings are lost, not just longer
-FEWEST = 8  # rows that ended: fewer may all have ended by a stop string
+FEWEST_ROWS = 8  # rows that ended: fewer may all have ended by a stop string
 NEARLY_ALL = 0.9  # of the rows, if rows hold their prompts at all
 AT_LIMIT = 0.95  # mean length as a share of the longest
 
@@ -128,7 +128,7 @@ def _confidence(batch: Batch, ended: int, untrained: int) -> Confidence:
         return Confidence.PROVEN
     pad, eos_ids = batch.settings.get("pad_id"), np.asarray(batch.setting("eos_ids")).ravel().tolist()
     is_padding = pad is None or pad in eos_ids
-    is_unsure = untrained < ended or ended < FEWEST or batch.get("finished") is None
+    is_unsure = untrained < ended or ended < FEWEST_ROWS or batch.get("finished") is None
     return Confidence.POSSIBLE if is_padding and is_unsure else Confidence.LIKELY
 
 
@@ -216,6 +216,6 @@ ILLNESS = illness(
     ),
     sick=lambda: _example(eos_trained=False, truncated=1.0),
     well=lambda: _example(eos_trained=True, truncated=0.2),
-    scripts=Scripts(changed("(ends.cumsum(dim=1) - ends == 0)", "(ends.cumsum(dim=1) == 0)"), GRPO),
+    scripts=Scripts(with_change("(ends.cumsum(dim=1) - ends == 0)", "(ends.cumsum(dim=1) == 0)"), GRPO),
     explains=frozenset({"LOSS06", "MASK06", "MET03", "MET06"}),
 )

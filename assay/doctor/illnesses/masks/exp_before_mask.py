@@ -33,7 +33,7 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples.scripts import with_change
 from assay.programs.facts.masks.masks import fillings
 from assay.programs.facts.sampling.banned_tokens import bans, is_under_mask
 from assay.programs.program import Program
@@ -113,7 +113,7 @@ def _finite_inside(batch: Batch, loss: float) -> Verdict:
     )
 
 
-WELL = changed("    return torch.log", "    logits[..., model.config.pad_token_id] = -1e4\n    return torch.log")
+WELL = with_change("    return torch.log", "    logits[..., model.config.pad_token_id] = -1e4\n    return torch.log")
 
 ILLNESS = illness(
     __name__,

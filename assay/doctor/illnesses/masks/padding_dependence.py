@@ -28,8 +28,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.rounding import loss_limit
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.programs.facts.loss.terms import Term, TermKind
@@ -142,7 +142,7 @@ def _example(columns: int) -> Evidence:
     """A loss divided by the width of the tensors, seen with `columns` of padding."""
     batch = healthy_batch(update=1)
     width = batch.arrays["tokens"].shape[1]
-    return of_batch(edited(batch, loss_padded=batch.number("loss") * width / (width + columns)))
+    return of_batch(edit_batch(batch, loss_padded=batch.number("loss") * width / (width + columns)))
 
 
 ILLNESS = illness(
@@ -158,6 +158,6 @@ ILLNESS = illness(
     ),
     sick=lambda: _example(columns=1),
     well=lambda: _example(columns=0),
-    scripts=Scripts(changed("* mask).sum() / mask.sum().clamp(min=1)", "* mask).mean()"), GRPO),
+    scripts=Scripts(with_change("* mask).sum() / mask.sum().clamp(min=1)", "* mask).mean()"), GRPO),
     explains=frozenset({"LOSS03", "LOSS06", "MET06"}),
 )

@@ -32,7 +32,7 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import T, healthy_batch, of_batch
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.masks.counts import behind_tokens
 from assay.programs.facts.masks.masks import Masked, definition, fillings, may_mask
@@ -169,6 +169,6 @@ ILLNESS = illness(
     ),
     sick=lambda: _example(extra=2),
     well=lambda: _example(extra=0),
-    scripts=Scripts(changed("(ends.cumsum(dim=1) - ends == 0)", "torch.ones_like(ends)"), GRPO),
+    scripts=Scripts(with_change("(ends.cumsum(dim=1) - ends == 0)", "torch.ones_like(ends)"), GRPO),
     explains=frozenset({"ALGN02", "LOSS06", "MET06", "RAT01", "SAMP06"}),
 )

@@ -30,7 +30,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import PAD, edited, healthy_batch, of_batch
+from assay.doctor.examples import PAD, edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import WHOLE
 from assay.programs.facts.masks.masks import definition, fillings
 from assay.programs.program import Program
@@ -156,7 +156,7 @@ def _example(*, prompt_trained: bool) -> Evidence:
     whole = {"tokens": _padded(rows, PAD), "mask": _padded(mask, 0)}
     kept = ("prompt_tokens", "prompt_mask", "lengths", "finished", "rewards", "advantages", "group_ids")
     unchanged = {name: batch.arrays[name] for name in kept}
-    return of_batch(edited(Batch({}, {}, batch.settings, batch.texts, batch.source), **unchanged, **whole))
+    return of_batch(edit_batch(Batch({}, {}, batch.settings, batch.texts, batch.source), **unchanged, **whole))
 
 
 def _padded(rows: Sequence[Sequence[int]], filler: int) -> Array:

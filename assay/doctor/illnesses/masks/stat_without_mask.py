@@ -30,7 +30,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GRPO
 from assay.doctor.facts.rounding import gradients_off, loss_limit
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
@@ -190,7 +190,7 @@ def _unmasked(mean: Value, tokens: Value) -> Verdict:
 def _example(*, leak: float) -> Evidence:
     """A loss into which the mean over the padded tensor leaks by `leak`."""
     batch = healthy_batch(update=1)
-    return of_batch(edited(batch, loss_perturbed=batch.number("loss") + leak))
+    return of_batch(edit_batch(batch, loss_perturbed=batch.number("loss") + leak))
 
 
 ILLNESS = illness(

@@ -32,7 +32,7 @@ from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.facts.trend import is_solved, quarter_medians, reward_range
 from assay.verdict import Fact, Severity, Verdict, finding, healthy
 
-LOW = 0.1  # nats per token: one likely token of 98 % nearly everywhere
+LOW_ENTROPY = 0.1  # nats per token: one likely token of 98 % nearly everywhere
 LEFT = 0.1  # of the entropy at the start
 START = 5  # steps whose median is the entropy at the start: it may be gone before the first quarter ends
 STANDING = 0.02  # of the range of rewards: a smaller gain from the third quarter to the last is none
@@ -42,8 +42,8 @@ def check_curves(curves: Curves) -> Verdict:
     (entropy_N,) = curves.need("entropy")
     *_, last = quarter_medians(entropy_N, "entropy")
     start = float(np.median(entropy_N[np.isfinite(entropy_N)][:START]))
-    facts = [Fact("entropy of the first steps", start), Fact("entropy of the last quarter", last, LOW)]
-    if not (last < LOW and last < LEFT * start):
+    facts = [Fact("entropy of the first steps", start), Fact("entropy of the last quarter", last, LOW_ENTROPY)]
+    if not (last < LOW_ENTROPY and last < LEFT * start):
         return healthy(f"the entropy went from {start:.2g} to {last:.2g} nats per token", *facts)
     if is_solved(curves):
         return healthy(f"the entropy is down to {last:.2g} nats per token: the task is solved", *facts)

@@ -37,7 +37,7 @@ from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
 REFUSED = 2  # updates: one may be an accident
 REFUSED_SHARE = 0.05  # of all updates
 ZERO = 1e-12  # a norm below counts as 0
-MOST = 0.5  # of the applied steps
+MOST_STEPS = 0.5  # of the applied steps
 SPIKE = 50.0  # times the median of the norms that are not 0
 SPIKES = 2  # one may be an accident
 CLIPPED = 10.0  # times clip_norm
@@ -70,10 +70,10 @@ def _complaints(curves: Curves) -> Iterator[Verdict]:
     (norm_N,) = curves.need("gradient_norm")
     applied_N = curves.need("updates_applied")[0] > 0 if curves.has("updates_applied") else np.isfinite(norm_N)
     flat = int(np.sum(applied_N & (norm_N < ZERO)))
-    if flat > MOST * max(applied_N.sum(), 1):
+    if flat > MOST_STEPS * max(applied_N.sum(), 1):
         yield finding(
             f"the gradient is 0 in {flat} of {applied_N.sum()} steps whose updates were applied",
-            Fact("steps with a gradient norm of 0", flat, int(MOST * applied_N.sum())),
+            Fact("steps with a gradient norm of 0", flat, int(MOST_STEPS * applied_N.sum())),
             severity=Severity.FATAL,
             fix="Nothing reaches the weights: see whether the log-probs are detached or computed under no_grad.",
         )

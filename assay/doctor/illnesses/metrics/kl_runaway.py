@@ -32,7 +32,7 @@ from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.facts.trend import STEPS, is_solved, quarter_medians
 from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
 
-FAR = 1.0  # nats per token from the reference; trained models of the field stay below 0.3
+LARGE_KL = 1.0  # nats per token from the reference; trained models of the field stay below 0.3
 RETURNING = 0.8  # last quarter / second quarter: less is a policy that comes back
 JUMP = 0.5  # nats per token within one step; a sound step makes 0.001
 JUMP_RATIO = 20.0  # and this many times the usual
@@ -46,8 +46,8 @@ def check_curves(curves: Curves) -> Verdict:
     if curves.has("ref_kl"):
         (ref_N,) = curves.need("ref_kl")
         first, second, _, last = quarter_medians(ref_N, "ref_kl")
-        facts += [Fact("ref_kl of the first quarter", first), Fact("ref_kl of the last quarter", last, FAR)]
-        if last > FAR and last > RETURNING * second and not is_solved(curves):
+        facts += [Fact("ref_kl of the first quarter", first), Fact("ref_kl of the last quarter", last, LARGE_KL)]
+        if last > LARGE_KL and last > RETURNING * second and not is_solved(curves):
             return finding(
                 f"the policy is {last:.2g} nats per token away from its reference ({first:.2g} in the first quarter)",
                 *facts,

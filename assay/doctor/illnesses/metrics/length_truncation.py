@@ -32,19 +32,19 @@ from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.facts.trend import is_solved, quarter_medians
 from assay.verdict import Fact, Severity, Verdict, finding, healthy
 
-MANY = 0.5  # of the answers cut off
+MANY_CUT_OFF = 0.5  # of the answers cut off
 GROWN = 0.15  # by this much since the first quarter; a limit too low from the start is hyperparameter (HYP01)
 
 
 def check_curves(curves: Curves) -> Verdict:
     (truncated_N,) = curves.need("truncated_share")
     first, *_, last = quarter_medians(truncated_N, "truncated_share")
-    facts = [Fact("answers cut off, first quarter", first), Fact("answers cut off, last quarter", last, MANY)]
+    facts = [Fact("answers cut off, first quarter", first), Fact("answers cut off, last quarter", last, MANY_CUT_OFF)]
     limit = curves.settings.get("max_tokens")
     if curves.has("length_mean"):
         (length_N,) = curves.need("length_mean")
         facts.append(Fact("tokens per answer, last quarter", quarter_medians(length_N, "length_mean")[-1], limit))
-    if not (last > MANY and last - first > GROWN):
+    if not (last > MANY_CUT_OFF and last - first > GROWN):
         return healthy(f"{last:.0%} of the answers are cut off, {first:.0%} at the start", *facts)
     if is_solved(curves):
         return healthy(f"{last:.0%} of the answers are cut off and the task is solved", *facts)

@@ -32,16 +32,16 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import with_change
 from assay.doctor.recompute.terms import kl_estimates
 from assay.programs.facts.metrics import check_labels
 from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
-CLOSE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}  # relative; a sum in another order leaves 1e-6
-TINY = 1e-6  # absolute, for numbers that are 0
+CLOSE_NUMBERS = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}  # relative; a sum in another order leaves 1e-6
+TINY_NUMBER = 1e-6  # absolute, for numbers that are 0
 SLACK = 1e-5  # of a contradiction in curves: rounding of what was logged
 SHARES = ("clipped_share", "truncated_share", "zero_variance_share", "tensors_changed_share")
 Means = Mapping[str, float]  # a name for each way to compute a number
@@ -53,9 +53,9 @@ def check_batch(batch: Batch) -> Verdict:
     if not logged:
         raise Missing("kl_mean, clipped_share or reward_mean")
     rows = len(batch.arrays.get("mask", ()))
-    if rows and batch.settings.get("sequences", rows) != rows:
+    if "mask" in batch.arrays and batch.settings.get("sequences", rows) != rows:
         raise Missing("the rows of the whole update, of which this is a part")
-    close = CLOSE.get(batch.settings.get("dtype", "float32"), CLOSE["float32"])
+    close = CLOSE_NUMBERS.get(batch.settings.get("dtype", "float32"), CLOSE_NUMBERS["float32"])
     agreed: list[Fact] = []
     lacking: list[str] = []
     for name in logged:
@@ -193,7 +193,7 @@ def _row_mean(values_BT: Array, mask_BT: Array) -> float:
 
 
 def _fits(value: float, candidate: float, close: float) -> bool:
-    return bool(abs(value - candidate) <= TINY + close * abs(candidate))
+    return bool(abs(value - candidate) <= TINY_NUMBER + close * abs(candidate))
 
 
 def _contradictions(curves: Curves) -> Iterator[tuple[str, str, Numbers, Array]]:
@@ -222,16 +222,16 @@ def _contradictions(curves: Curves) -> Iterator[tuple[str, str, Numbers, Array]]
 def sick() -> Evidence:
     batch = healthy_batch(update=1)
     padded = float(batch.arrays["kl"].mean())
-    return Evidence((edited(batch, kl_mean=padded),), healthy_curves(clipped_share=3.0))
+    return Evidence((edit_batch(batch, kl_mean=padded),), healthy_curves(clipped_share=3.0))
 
 
 def well() -> Evidence:
     batch = healthy_batch(update=1)
     rows = _row_mean(batch.arrays["kl"], batch.arrays["mask"])
-    return Evidence((edited(batch, kl_mean=rows),), healthy_curves(clipped_share=0.9))
+    return Evidence((edit_batch(batch, kl_mean=rows),), healthy_curves(clipped_share=0.9))
 
 
-WELL_SCRIPT = changed(
+WELL_SCRIPT = with_change(
     "        optimizer.step()\n",
     "        optimizer.step()\n        clipped_tokens = (((ratio - 1).abs() > 0.2) * mask).sum()\n"
     '        print({"clip_fraction": (clipped_tokens / mask.sum()).item()})\n',

@@ -28,7 +28,7 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.facts.logprobs import completion_places
 from assay.doctor.facts.trend import SOLVED, STEPS, is_solved
 from assay.doctor.recompute.loss import is_part
@@ -36,8 +36,8 @@ from assay.doctor.recompute.terms import correction, loss_settings
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
-FEWEST = 0.1  # of the generated tokens
-FEW = 100  # tokens: of fewer a share means little
+LEAST_SHARE = 0.1  # of the generated tokens
+FEW_TOKENS = 100  # tokens: of fewer a share means little
 NOTHING = 1e-3  # an importance weight below moves nothing
 
 
@@ -73,7 +73,7 @@ def check_batch(batch: Batch) -> Verdict:
     left = int(alive_BT.sum())
     facts.append(Fact("left: tokens that carry the reward's signal", f"{left} ({left / generated:.0%})"))
     share = left / generated
-    if share >= FEWEST:
+    if share >= LEAST_SHARE:
         return healthy(f"{share:.0%} of the generated tokens carry the reward's signal", *facts)
     rewards_B = batch.get("rewards")
     if rewards_B is not None and np.isfinite(rewards_B).any():
@@ -86,12 +86,13 @@ def check_batch(batch: Batch) -> Verdict:
     if not mask_BT.any():
         return not_applicable("no token is in the loss; empty_mask (MASK06) speaks of that")
     silent = int((inside_BT & _left_out(batch, mask_BT, advantages_BT, flat_B)).sum())
-    by_chance = left >= FEWEST * (generated - in_flat_groups - silent)  # equal rewards: another step may have fewer
+    # equal rewards: another step may have fewer
+    by_chance = left >= LEAST_SHARE * (generated - in_flat_groups - silent)
     return finding(
         f"only {left} of {generated} generated tokens ({share:.1%}) carry the reward's signal into the weights",
-        Fact("share that carries signal", share, FEWEST, batch.step),
+        Fact("share that carries signal", share, LEAST_SHARE, batch.step),
         *facts,
-        confidence=Confidence.POSSIBLE if by_chance or is_part(batch) or generated < FEW else Confidence.LIKELY,
+        confidence=Confidence.POSSIBLE if by_chance or is_part(batch) or generated < FEW_TOKENS else Confidence.LIKELY,
     )
 
 
@@ -115,8 +116,8 @@ def check_curves(curves: Curves) -> Verdict:
         Fact("clipped, share of the loss tokens", clipped),
     ]
     share = kept * (1.0 - counted) * (1.0 - clipped)
-    facts.append(Fact("left: share that carries the reward's signal", share, FEWEST))
-    if share >= FEWEST:
+    facts.append(Fact("left: share that carries the reward's signal", share, LEAST_SHARE))
+    if share >= LEAST_SHARE:
         return healthy(f"about {share:.0%} of the generated tokens carry the reward's signal", *facts)
     if is_solved(curves):
         return healthy(f"about {share:.0%} of the tokens carry a signal: the task is solved", *facts)
@@ -183,7 +184,7 @@ def _with_loss_of(rows: int) -> Batch:
     tokens_BT[:rows] = batch.arrays["tokens"][:rows]
     gone = ("input_ids", "sampled_tokens", "position_ids", "attention_mask", "plain_logprobs")
     changes = {**of_the_loss(batch), **dict.fromkeys(gone), "mask_truncated": True}
-    return edited(batch, mask=mask_BT, finished=finished_B, tokens=tokens_BT, **changes)
+    return edit_batch(batch, mask=mask_BT, finished=finished_B, tokens=tokens_BT, **changes)
 
 
 ILLNESS = illness(

@@ -34,8 +34,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch, of_the_loss
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch, of_the_loss
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.precision import is_mixed, rounding_cast
 from assay.programs.facts.ratio import read_back
@@ -114,7 +114,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
     for piece in (piece for backward in run.backwards[:BACKWARDS] for piece in backward.pieces):
         mine = piece.forward
         for name, logprobs in (("old", piece.old_operand), ("reference", piece.ref)):
-            other = run.origins.pass_of(logprobs)
+            other = run.kinds.pass_of(logprobs)
             if other is None or id(other) in samplers:
                 continue
             if mine.value.context.autocast != other.value.context.autocast and _dtype(mine) != _dtype(other):
@@ -168,7 +168,7 @@ def _dtype(forward: Forward) -> str:
 def sick() -> Evidence:
     batch = healthy_batch()
     old_BT = _to_bfloat16(batch.arrays["old_logprobs"])
-    return of_batch(edited(batch, old_logprobs=old_BT, ratio=None, **of_the_loss(batch)))
+    return of_batch(edit_batch(batch, old_logprobs=old_BT, ratio=None, **of_the_loss(batch)))
 
 
 ILLNESS = illness(
@@ -186,7 +186,7 @@ ILLNESS = illness(
     sick=sick,
     well=lambda: of_batch(healthy_batch()),
     scripts=Scripts(
-        sick=changed(
+        sick=with_change(
             "    with torch.no_grad():\n        old",
             '    with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):\n        old',
         ),

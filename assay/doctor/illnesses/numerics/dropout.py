@@ -33,8 +33,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
+from assay.doctor.examples.scripts import with_change
 from assay.doctor.facts.rounding import SAME_PASS, dtype_of
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.optimizer.modes import dropout_of, mode_at
@@ -116,7 +116,7 @@ def _repeats(batch: Batch, again_BT: Array, mask_BT: Array, limit: float) -> boo
 def _scored_again(spread: float, modules: int) -> Batch:
     batch = healthy_batch()
     noise_BT = spread * np.random.default_rng(3).standard_normal(batch.arrays["mask"].shape)
-    return edited(batch, scored_again=batch.arrays["new_logprobs"] + noise_BT, dropout_modules=modules)
+    return edit_batch(batch, scored_again=batch.arrays["new_logprobs"] + noise_BT, dropout_modules=modules)
 
 
 ILLNESS = illness(
@@ -134,8 +134,8 @@ ILLNESS = illness(
     sick=lambda: of_batch(_scored_again(0.05, modules=4)),
     well=lambda: of_batch(_scored_again(0.0001, modules=0)),
     scripts=Scripts(
-        sick=changed('from_pretrained("tiny")', 'from_pretrained("gpt2").train()'),
-        well=changed('from_pretrained("tiny")', 'from_pretrained("gpt2").eval()'),
+        sick=with_change('from_pretrained("tiny")', 'from_pretrained("gpt2").train()'),
+        well=with_change('from_pretrained("tiny")', 'from_pretrained("gpt2").eval()'),
     ),
     explains=frozenset(
         {"RAT01", "SAMP06", "NUM02", "KL05", "MASK04", "LOSS03", "MET02"}

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.programs.facts.kinds import last_layer
 from assay.programs.facts.optimizer.precision import dtype_of, is_mixed, is_upcast, precision_of_weights, rounding_cast
 from assay.programs.facts.origin import network
@@ -150,6 +150,6 @@ ILLNESS = illness(
         "noisy ratio in half precision",
         "log_softmax in bfloat16",
     ),
-    scripts=Scripts(sick=changed("-1].float()", "-1].bfloat16()"), well=GRPO),
+    scripts=Scripts(sick=with_change("-1].float()", "-1].bfloat16()"), well=GRPO),
     explains=frozenset({"NUM02", "RAT01", "SAMP06", "KL05"}),
 )

@@ -34,7 +34,7 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import SCORED, edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples import SCORED, edit_batch, healthy_batch, healthy_curves, of_the_loss
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
@@ -145,7 +145,7 @@ def _example(value: float | None, skipped: int) -> Evidence:
     measured = [name for name in batch.numbers if name.startswith(("tensors", "numbers"))]
     gone = {**of_the_loss(batch), **dict.fromkeys((*SCORED, *measured, "ratio", "update_norm"))}
     broken = dict.fromkeys(("loss", "policy_loss", "kl_loss", "gradient_norm"), value)
-    broken_batch = edited(batch, **{**gone, **broken}, new_logprobs=new_BT)
+    broken_batch = edit_batch(batch, **{**gone, **broken}, new_logprobs=new_BT)
     return Evidence((broken_batch,), healthy_curves(updates_skipped=skipped, updates_applied=2 - skipped))
 
 

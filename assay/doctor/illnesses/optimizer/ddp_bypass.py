@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples.scripts import with_change
 from assay.programs.facts.optimizer.optimizers import optimizer_of, optimizers
 from assay.programs.facts.optimizer.ownership import is_network, trained_networks
 from assay.programs.facts.origin import network, same_network
@@ -130,7 +130,7 @@ def _left_out(program: Program, prepared: list[Value]) -> Iterator[Verdict]:
                 )
 
 
-WELL = changed(
+WELL = with_change(
     "optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6)\n",
     "wrapped = torch.nn.parallel.DistributedDataParallel(policy)\n"
     "optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-6)\n",

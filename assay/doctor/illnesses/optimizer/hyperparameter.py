@@ -42,7 +42,7 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.trend import is_solved, quarter_medians
 from assay.doctor.recompute.terms import stated_objective
 from assay.programs.facts.optimizer.hyperparameters import RATES, settings
@@ -224,6 +224,6 @@ ILLNESS = illness(
     ),
     sick=lambda: of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 135_000_000})),
     well=lambda: of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 84_000})),
-    scripts=Scripts(sick=changed("lr=1e-6", "lr=0.5"), well=GRPO),
+    scripts=Scripts(sick=with_change("lr=1e-6", "lr=0.5"), well=GRPO),
     explains=frozenset({"MET01", "MET02", "MET05", "MET07", "ADV09", "RAT07", "LOSS05"}),
 )

@@ -34,8 +34,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.trend import known_steps
 from assay.doctor.recompute.terms import stated_objective
 from assay.programs.facts.optimizer.changed_weights import unchanged_weights
@@ -177,7 +177,7 @@ def _clipped_tokens(batch: Batch) -> Array | None:
 
 def well() -> Evidence:
     """Fresh adapters: half of them have no gradient in the first update, and all change later."""
-    batch = edited(healthy_batch(), tensors_changed=10, tensors_without_gradient=10, lora_rank=8)
+    batch = edit_batch(healthy_batch(), tensors_changed=10, tensors_without_gradient=10, lora_rank=8)
     return Evidence((batch,), healthy_curves(tensors_changed_share=np.where(np.arange(60) == 0, 0.5, 1.0)))
 
 
@@ -196,8 +196,12 @@ ILLNESS = illness(
         "reward does not move",
         "trained model is identical to the base model",
     ),
-    sick=lambda: Evidence((edited(healthy_batch(), tensors_changed=12),), healthy_curves(tensors_changed_share=0.6)),
+    sick=lambda: Evidence(
+        (edit_batch(healthy_batch(), tensors_changed=12),), healthy_curves(tensors_changed_share=0.6)
+    ),
     well=well,
-    scripts=Scripts(sick=changed("AdamW(policy.parameters()", "AdamW(copy.deepcopy(policy).parameters()"), well=GRPO),
+    scripts=Scripts(
+        sick=with_change("AdamW(policy.parameters()", "AdamW(copy.deepcopy(policy).parameters()"), well=GRPO
+    ),
     explains=frozenset({"LOSS05", "RAT02", "MET05", "SYNC01", "PERF02"}),
 )

@@ -32,8 +32,8 @@ from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
+from assay.doctor.examples.scripts import with_change
 from assay.programs.facts.optimizer.optimizers import optimizers
 from assay.programs.facts.optimizer.precision import is_mixed, precision_of_weights
 from assay.programs.facts.origin import network
@@ -41,7 +41,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
-FEW = 0.05  # of the numbers; an update in float32 changes nearly all
+FEW_NUMBERS = 0.05  # of the numbers; an update in float32 changes nearly all
 SMALL_RATE = {"bfloat16": 1e-5, "float16": 1e-6}  # Adam moves a weight of 0.02 by that; half a bfloat16 step is 4e-5
 STEPPED = ("Adam", "AdamW", "Adafactor", "NAdam", "RAdam", "Adamax", "Lion", "AdamW8bit", "Adam8bit", "PagedAdamW8bit")
 ADAPTERS = ("get_peft_model", "PeftModel", "prepare_model_for_kbit_training")
@@ -54,11 +54,11 @@ def check_batch(batch: Batch) -> Verdict:
     if not norm > 0 or batch.settings.get("learning_rate", 1.0) == 0:
         return not_applicable("the update has no gradient, or a learning rate of 0")
     facts = (
-        Fact("share of the numbers that changed", share, FEW, batch.step),
+        Fact("share of the numbers that changed", share, FEW_NUMBERS, batch.step),
         Fact("gradient norm", norm),
         Fact("learning rate", batch.settings.get("learning_rate", "not recorded")),
     )
-    if share >= FEW:
+    if share >= FEW_NUMBERS:
         return healthy(f"the update changed {share:.0%} of the trainable numbers", *facts)
     low = batch.settings.get("dtype") in ("bfloat16", "float16")
     tensors, changed = batch.numbers.get("tensors", 1), batch.numbers.get("tensors_changed", 1)
@@ -115,11 +115,11 @@ ILLNESS = illness(
         "updates vanish in half precision",
         "small learning rate has no effect in bf16",
     ),
-    sick=lambda: of_batch(edited(healthy_batch(), numbers_changed_share=0.01, dtype="bfloat16")),
-    well=lambda: of_batch(edited(healthy_batch(), numbers_changed_share=0.9, dtype="bfloat16")),
+    sick=lambda: of_batch(edit_batch(healthy_batch(), numbers_changed_share=0.01, dtype="bfloat16")),
+    well=lambda: of_batch(edit_batch(healthy_batch(), numbers_changed_share=0.9, dtype="bfloat16")),
     scripts=Scripts(
-        sick=changed('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.bfloat16)'),
-        well=changed('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.float32)'),
+        sick=with_change('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.bfloat16)'),
+        well=with_change('from_pretrained("tiny")', 'from_pretrained("tiny", dtype=torch.float32)'),
     ),
     explains=frozenset({"OPT02", "LOSS05", "RAT02"}),
 )

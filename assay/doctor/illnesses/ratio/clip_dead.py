@@ -31,8 +31,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import SCORED, edited, healthy_batch, of_batch, of_the_loss
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import SCORED, edit_batch, healthy_batch, of_batch, of_the_loss
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.loss import expected_gradients, without_clip
 from assay.doctor.recompute.match import fit_scale
 from assay.doctor.recompute.terms import loss_settings, terms
@@ -61,8 +61,8 @@ from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding,
 
 EDGE = 1e-3  # of the ratio: a token this near to the bound may be on either side of it
 FIT = 0.05  # relative distance of the gradients of the other tokens from what they should be
-MOST = 0.5  # of the clipped tokens
-WIDEST = 3.0  # a clip that lets the ratio grow to this, and fall to 0, clips nothing
+HALF = 0.5  # of the clipped tokens
+WIDEST_CLIP = 3.0  # a clip that lets the ratio grow to this, and fall to 0, clips nothing
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -85,16 +85,16 @@ def check_batch(batch: Batch) -> Verdict:
     if residual > FIT or scale <= 0:
         raise Missing("gradients of unclipped tokens that agree with the configured loss")
     left_BT = gradients_BT - scale * kl_BT  # the policy's part, on clipped tokens
-    pushed_BT = clipped_BT & (np.abs(left_BT) > MOST * np.abs(scale * unclipped_BT))
+    pushed_BT = clipped_BT & (np.abs(left_BT) > HALF * np.abs(scale * unclipped_BT))
     pushed_BT &= np.abs(left_BT) > 2 * FIT * np.abs(scale * kl_BT)  # what a KL slightly off leaves
     # an inverted clip (CLIP02) pushes the same tokens, but it also holds others back
     far_BT = others_BT & (policy_BT != 0) & ((ratio_BT < 1 - settings.clip_low) | (ratio_BT > 1 + settings.clip_high))
-    if (far_BT & (np.abs(left_BT) <= MOST * np.abs(scale * policy_BT))).any():
+    if (far_BT & (np.abs(left_BT) <= HALF * np.abs(scale * policy_BT))).any():
         return not_applicable("tokens that no clip may hold back are held back; CLIP02 looks at that")
     pushed, count = int(pushed_BT.sum()), int(clipped_BT.sum())
     row, token = (int(place[0]) for place in np.nonzero(pushed_BT if pushed else clipped_BT))
     fact = Fact("policy gradient of a clipped token", float(left_BT[row, token]), 0.0, batch.step, row, token)
-    if pushed <= MOST * count:
+    if pushed <= HALF * count:
         return healthy(f"{count - pushed} of {count} clipped tokens get no push", fact)
     return finding(
         f"{pushed} of {count} clipped tokens are pushed as if there were no clip",
@@ -157,7 +157,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
                 low, high = bounds(clamp)
                 if low is None or high is None:
                     continue
-                if id(clamp) in flow.inside and _is_paired(clamp, flow) and low <= 0 and high >= WIDEST:
+                if id(clamp) in flow.inside and _is_paired(clamp, flow) and low <= 0 and high >= WIDEST_CLIP:
                     yield finding(
                         f"`{clamp.place.text}` lets the ratio go from {low:g} to {high:g}: it clips nothing",
                         places=(clamp.place,),
@@ -215,10 +215,10 @@ def _one_far(dead: bool) -> Batch:
     advantages_B = batch.arrays["advantages"]
     rows = np.concatenate([np.flatnonzero(advantages_B > 0)[:3], np.flatnonzero(advantages_B < 0)[:1]])
     new_BT[rows, 1] = batch.arrays["old_logprobs"][rows, 1] + 0.4
-    moved = edited(batch, new_logprobs=new_BT, **of_the_loss(batch), **dict.fromkeys(SCORED))
+    moved = edit_batch(batch, new_logprobs=new_BT, **of_the_loss(batch), **dict.fromkeys(SCORED))
     found, settings = terms(moved), loss_settings(moved)
     policy_BT, kl_BT = expected_gradients(moved, without_clip(settings) if dead else settings)
-    return edited(moved, ratio=found.ratio_BT, clipped=found.clipped_BT, gradients=policy_BT + kl_BT)
+    return edit_batch(moved, ratio=found.ratio_BT, clipped=found.clipped_BT, gradients=policy_BT + kl_BT)
 
 
 ILLNESS = illness(
@@ -236,6 +236,6 @@ ILLNESS = illness(
     ),
     sick=lambda: of_batch(_one_far(dead=True)),
     well=lambda: of_batch(_one_far(dead=False)),
-    scripts=Scripts(sick=changed("clipped * advantages)", "ratio * advantages)"), well=GRPO),
+    scripts=Scripts(sick=with_change("clipped * advantages)", "ratio * advantages)"), well=GRPO),
     explains=frozenset({"LOSS06", "CLIP02", "RAT07"}),
 )

@@ -30,8 +30,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import GRADIENTS, LOSSES, SCORED, edited, healthy_batch, of_batch
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import GRADIENTS, LOSSES, SCORED, edit_batch, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.illnesses.ratio.clip_dead import FIT
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import SURROGATES, expected_gradients, surrogates, without_clip
@@ -50,7 +50,7 @@ EDGE = 1e-3  # from the clip range: rounding decides there
 SMALLEST_BOUND = 1.5  # of a ratio: nobody has a delta or a dual clip below
 EXACT = 0.02  # of the gradient without a clip: it is all there or not at all; in between the ratio is another one
 NEARLY_ALL = 0.9  # of the tokens: 16 bits blur some
-MOST = 0.5  # of the tokens: more than half have a gradient, or less than half
+HALF = 0.5  # of the tokens: more than half have a gradient, or less than half
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -152,11 +152,11 @@ def _by_gradients(batch: Batch, outside_BT: Array, clipped_BT: Array) -> Verdict
         return None
     with np.errstate(all="ignore"):
         share_BT = np.where(unclipped_BT != 0, (recorded_BT / scale - kl_BT) / unclipped_BT, 0.0)
-    alive_BT = np.abs(share_BT) > MOST
+    alive_BT = np.abs(share_BT) > HALF
     stopped, passed = seen_BT & clipped_BT, seen_BT & ~clipped_BT
     fact = Fact("tokens outside of the clip range", int(seen_BT.sum()), None, batch.step)
-    leaks = bool(stopped.any()) and float(alive_BT[stopped].mean()) > MOST
-    dead = bool(passed.any()) and float(alive_BT[passed].mean()) < MOST
+    leaks = bool(stopped.any()) and float(alive_BT[stopped].mean()) > HALF
+    dead = bool(passed.any()) and float(alive_BT[passed].mean()) < HALF
     if not leaks and not dead:
         return healthy("the clip stops the gradient on the right side", fact)
     name = "max" if leaks and dead else "unclipped" if leaks else "clamped"
@@ -182,7 +182,7 @@ def sick() -> Evidence:
     gradients_BT = np.where(alive_BT, -batch.token_advantages * right.ratio_BT, 0.0) / right.mask_BT.sum()
     loss = float(wrong_BT.sum() / right.mask_BT.sum())
     follows = {**dict.fromkeys(GRADIENTS, gradients_BT), **dict.fromkeys((*LOSSES, "policy_loss"), loss)}
-    return of_batch(edited(batch, token_loss=wrong_BT, **follows))
+    return of_batch(edit_batch(batch, token_loss=wrong_BT, **follows))
 
 
 def _moved_batch() -> Batch:
@@ -209,6 +209,6 @@ ILLNESS = illness(
     ),
     sick=sick,
     well=lambda: of_batch(_moved_batch()),
-    scripts=Scripts(sick=changed("torch.min(ratio", "torch.max(ratio"), well=GRPO),
+    scripts=Scripts(sick=with_change("torch.min(ratio", "torch.max(ratio"), well=GRPO),
     explains=frozenset({"LOSS06", "MET02", "MET06", "RAT07"}),
 )

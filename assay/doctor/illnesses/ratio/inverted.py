@@ -30,8 +30,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import expected_gradients, kl_is_placed
 from assay.doctor.recompute.terms import nearest_ratio
@@ -187,7 +187,7 @@ def sick() -> Evidence:
     old_BT, new_BT = batch.arrays["old_logprobs"], batch.arrays["new_logprobs"]
     exchanged = consistent(batch, new_logprobs=old_BT, old_logprobs=new_BT)
     turned = {name: -values_BT for name, values_BT in exchanged.arrays.items() if name.startswith("gradients")}
-    return of_batch(edited(exchanged, **turned, new_logprobs=new_BT, old_logprobs=old_BT))
+    return of_batch(edit_batch(exchanged, **turned, new_logprobs=new_BT, old_logprobs=old_BT))
 
 
 def _without_kl() -> Batch:
@@ -209,6 +209,6 @@ ILLNESS = illness(
     ),
     sick=sick,
     well=lambda: of_batch(consistent(_without_kl())),
-    scripts=Scripts(sick=changed("torch.exp(new - old)", "torch.exp(old - new)"), well=GRPO),
+    scripts=Scripts(sick=with_change("torch.exp(new - old)", "torch.exp(old - new)"), well=GRPO),
     explains=frozenset({"CLIP02", "KL02", "LOSS01", "LOSS06", "RAT01", "RAT07", "MET02", "MET05", "MET07"}),
 )

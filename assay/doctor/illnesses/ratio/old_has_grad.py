@@ -26,11 +26,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.programs.facts.ratio import Difference, differences, is_differentiated, uses, without_views
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.run.origins import KEEPS_NUMBERS, chosen_ids, differences_in
+from assay.programs.run.kinds import KEEPS_NUMBERS, chosen_ids, differences_in
 from assay.programs.run.roles import flows
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
@@ -88,12 +88,12 @@ def _is_the_policy(program: Program, difference: Difference) -> bool:
 
 
 def _are_of_same_tokens(run: WatchedRun, left: Value, right: Value) -> bool:
-    tokens, others = chosen_ids(left, run.origins), chosen_ids(right, run.origins)
+    tokens, others = chosen_ids(left, run.kinds), chosen_ids(right, run.kinds)
     return left is right or (tokens is not None and others is not None and np.array_equal(tokens, others))
 
 
 def _is_of_policy(run: WatchedRun, value: Value) -> bool:
-    forward = run.origins.pass_of(value)
+    forward = run.kinds.pass_of(value)
     if forward is None or forward.adapter_off:
         return False
     model = run.models[forward.model]
@@ -113,7 +113,7 @@ ILLNESS = illness(
         "old log-probs carry a gradient",
     ),
     scripts=Scripts(
-        sick=changed(
+        sick=with_change(
             "    with torch.no_grad():\n        old = score(policy, ids, start)\n",
             "    old = score(policy, ids, start)\n    with torch.no_grad():\n",
         ),

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor
 from assay.programs.facts.loss.terms import TermKind
@@ -204,6 +204,6 @@ ILLNESS = illness(
         "log-ratio used as a ratio",
         "exp is missing",
     ),
-    scripts=Scripts(sick=changed("ratio = torch.exp(new - old)", "ratio = new - old"), well=GRPO),
+    scripts=Scripts(sick=with_change("ratio = torch.exp(new - old)", "ratio = new - old"), well=GRPO),
     explains=frozenset({"RAT01", "RAT07", "CLIP01", "CLIP02", "RAT04", "LOSS01", "LOSS06"}),
 )

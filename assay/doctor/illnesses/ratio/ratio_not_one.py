@@ -35,13 +35,14 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import SCORED, edited, healthy_batch, healthy_curves, of_the_loss
-from assay.doctor.examples.scripts import GRPO, changed
-from assay.doctor.facts.logprobs import MEAN_LOW_PRECISION, versions_behind
+from assay.doctor.examples import SCORED, edit_batch, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples.scripts import GRPO, with_change
+from assay.doctor.facts.logprobs import versions_behind
 from assay.doctor.facts.rounding import SAME_PASS, dtype_of
 from assay.programs.facts.ratio import differences, scored_apart, uses
 from assay.programs.program import Program
 from assay.record.batch import Array
+from assay.record.metrics import MEAN_LOW_PRECISION
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SHARE = 0.01  # of the loss tokens: below this a few outliers are off, not the arithmetic
@@ -133,7 +134,7 @@ def _evidence(spread: float) -> Evidence:
     mask_BT, old_BT = batch.need("mask", "old_logprobs")
     noise_BT = np.where(mask_BT, np.random.default_rng(2).normal(0.0, spread, size=mask_BT.shape), 0.0)
     derived = {**of_the_loss(batch), **dict.fromkeys(SCORED)}
-    off = edited(batch, **derived, new_logprobs=old_BT + noise_BT, ratio=np.exp(noise_BT))
+    off = edit_batch(batch, **derived, new_logprobs=old_BT + noise_BT, ratio=np.exp(noise_BT))
     return Evidence((off,), healthy_curves(first_ratio_max_deviation=spread))
 
 
@@ -153,6 +154,8 @@ ILLNESS = illness(
     ),
     sick=lambda: _evidence(0.02),
     well=lambda: _evidence(0.0001),
-    scripts=Scripts(sick=changed("old = score(policy, ids, start)", "old = score(reference, ids, start)"), well=GRPO),
+    scripts=Scripts(
+        sick=with_change("old = score(policy, ids, start)", "old = score(reference, ids, start)"), well=GRPO
+    ),
     explains=frozenset({"SAMP06", "LOSS06"}),
 )

@@ -36,8 +36,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.programs.facts.optimizer.epochs import epochs_over, is_split, parts_of_rollout, turns
 from assay.programs.facts.origin import network, same_network
 from assay.programs.facts.ratio import Difference, before_detach, differences, uses, without_views
@@ -194,7 +194,7 @@ def _loop_branches(call: Value, loop: Loop) -> list[object]:
 
 
 def sick() -> Evidence:
-    later = edited(healthy_batch(), update=1, policy_version=8)
+    later = edit_batch(healthy_batch(), update=1, policy_version=8)
     return Evidence((later,), healthy_curves(ratio_mean=1.0, ratio_std=0.0, ratio_min=1.0, ratio_max=1.0, old_kl=0.0))
 
 
@@ -214,6 +214,6 @@ ILLNESS = illness(
     ),
     sick=sick,
     well=lambda: Evidence((healthy_batch(update=1),), healthy_curves()),
-    scripts=Scripts(sick=changed("torch.exp(new - old)", "torch.exp(new - new.detach())"), well=GRPO),
+    scripts=Scripts(sick=with_change("torch.exp(new - old)", "torch.exp(new - new.detach())"), well=GRPO),
     explains=frozenset({"SAMP06"}),  # old follows the policy away from the sampler
 )

@@ -30,8 +30,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_the_loss
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples import edit_batch, healthy_batch, of_the_loss
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.terms import stated_objective
 from assay.grpo import Objective
 from assay.programs.facts.ratio import differences, uses
@@ -42,7 +42,7 @@ from assay.record.batch import Array
 from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOLERANCE = 1e-3  # of a log-ratio, or relative of a gradient: far above float32 rounding, far below a factor of length
-ROWS = 3  # rows in which mean and sum differ: one could agree with either by chance
+FEWEST_ROWS = 3  # rows in which mean and sum differ: one could agree with either by chance
 SHARE = 0.9  # of these rows that must agree: a clamped or masked row may be off
 LOG_LIMIT = 20.0  # a product is often clamped to e^20 before it is used
 
@@ -65,7 +65,7 @@ def check_batch(batch: Batch) -> Verdict:
         with np.errstate(divide="ignore", invalid="ignore"):
             recorded_B = np.log(ratio_B)
         judged_B = (lengths_B > 1) & (np.abs(sum_B - mean_B) > 10 * TOLERANCE) & np.isfinite(recorded_B)
-        if judged_B.sum() >= ROWS:
+        if judged_B.sum() >= FEWEST_ROWS:
             near_mean_B = np.abs(recorded_B - mean_B) <= TOLERANCE
             near_sum_B = np.abs(recorded_B - sum_B.clip(-LOG_LIMIT, LOG_LIMIT)) <= TOLERANCE
             return _judge(batch, judged_B, near_mean_B, near_sum_B, lengths_B, recorded_B - mean_B)
@@ -131,8 +131,8 @@ def _by_gradients(batch: Batch, mask_BT: Array, difference_BT: Array, lengths_B:
     with np.errstate(divide="ignore", invalid="ignore"):
         pull_BT = -gradients_BT * rows / advantages_BT  # 1 / length, or 1
     judged_B: Array = np.asarray(judged_BT.any(axis=1))
-    if judged_B.sum() < ROWS:
-        return not_enough_data(f"gradients of {ROWS} rows of several tokens with an advantage")
+    if judged_B.sum() < FEWEST_ROWS:
+        return not_enough_data(f"gradients of {FEWEST_ROWS} rows of several tokens with an advantage")
     rows_of_pull = zip(pull_BT, judged_BT, strict=True)
     pull_B = np.array([np.median(row[chosen]) if chosen.any() else np.nan for row, chosen in rows_of_pull])
     near_mean_B = np.abs(pull_B * lengths_B - 1.0) <= TOLERANCE
@@ -178,7 +178,7 @@ def _of_rows(*, divided: bool) -> Batch:
     log_B = np.where(mask_BT, new_BT - old_BT, 0.0).sum(axis=1)
     if divided:
         log_B = log_B / mask_BT.sum(axis=1)
-    return edited(batch, objective="gspo", ratio=np.exp(log_B), **of_the_loss(batch))
+    return edit_batch(batch, objective="gspo", ratio=np.exp(log_B), **of_the_loss(batch))
 
 
 ILLNESS = illness(
@@ -195,7 +195,7 @@ ILLNESS = illness(
     sick=lambda: Evidence((_of_rows(divided=False),)),
     well=lambda: Evidence((_of_rows(divided=True),)),
     scripts=Scripts(
-        sick=changed("torch.exp(new - old)", "torch.exp(((new - old) * mask).sum(1, keepdim=True))"), well=GRPO
+        sick=with_change("torch.exp(new - old)", "torch.exp(((new - old) * mask).sum(1, keepdim=True))"), well=GRPO
     ),
     explains=frozenset({"LOSS06", "RAT07"}),
 )

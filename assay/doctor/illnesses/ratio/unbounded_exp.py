@@ -34,8 +34,8 @@ import numpy as np
 from assay.config.sections import LossConfig
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import SCORED, edited, healthy_batch, healthy_curves, of_the_loss
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples import SCORED, edit_batch, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples.scripts import with_change
 from assay.doctor.recompute.arrays import plain, tensor
 from assay.doctor.recompute.terms import stated_objective
 from assay.grpo import CORRECTION_MODES, CORRECTIONS, mismatch_weights
@@ -49,7 +49,8 @@ from assay.programs.walk import follow, peel, walk
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, State, Verdict, finding, healthy, not_enough_data
 
-FAR = 10.0  # of new - old: a ratio of 22,000, beyond what updates on one rollout batch make of a sampled token
+# of new - old: a ratio of 22,000, beyond what updates on one rollout batch make of a sampled token
+LARGE_LOG_RATIO = 10.0
 OVERFLOW = 88.0  # the exp of more is infinite in float32
 RATIO_LIMIT = 1e3  # of a curve's ratio_max: it is a maximum over many tokens, of which one may be rare
 STEPS = 2  # with such a maximum: one step may hold one rare token
@@ -119,12 +120,16 @@ def _check_ratio(batch: Batch, mask_BT: Array, old_BT: Array) -> Verdict:
     log_ratio_BT = np.where(np.isnan(log_ratio_BT), -np.inf, log_ratio_BT)
     row, token = (int(index) for index in np.unravel_index(np.argmax(log_ratio_BT), log_ratio_BT.shape))
     largest = float(log_ratio_BT[row, token])
-    limit = OVERFLOW if _is_bounded(batch) else FAR
+    limit = OVERFLOW if _is_bounded(batch) else LARGE_LOG_RATIO
     ratio = batch.get("ratio")
     recorded = None if ratio is None else float(ratio[row] if ratio.ndim == 1 else ratio[row, token])
-    is_cut = recorded is not None and np.isfinite(recorded) and recorded < np.exp(FAR)  # before it is used
+    is_cut = recorded is not None and np.isfinite(recorded) and recorded < np.exp(LARGE_LOG_RATIO)  # before it is used
     if not largest > limit or is_cut:
-        return healthy("no ratio is out of bounds", Fact("largest new - old", largest, FAR, batch.step))
+        finite = log_ratio_BT[np.isfinite(log_ratio_BT)]
+        return healthy(
+            "no ratio is out of bounds",
+            Fact("largest new - old", float(finite.max(initial=-np.inf)), LARGE_LOG_RATIO, batch.step),
+        )
     far = int((log_ratio_BT > limit).sum())
     used = "" if recorded is None else f"; the ratio that went into the loss is {recorded:.2g}"
     return finding(
@@ -227,11 +232,11 @@ def _with_a_jump(distance: float) -> Batch:
     gone = {**of_the_loss(batch), "ref_logprobs": None, "plain_ref_logprobs": None, "kl_coef": 0.0}
     same_as_old = ("old_logprobs", "sampler_logprobs", "plain_logprobs", "plain_raw_logprobs")
     logprobs = {**dict.fromkeys(same_as_old, old_BT), **dict.fromkeys(("new_logprobs", *SCORED), new_BT)}
-    return edited(batch, ratio=ratio_BT, **gone, **logprobs)
+    return edit_batch(batch, ratio=ratio_BT, **gone, **logprobs)
 
 
 # the log-probs of the engine that sampled come with the rollout, and correct for its distance
-SICK = changed(
+SICK = with_change(
     "    with torch.no_grad():\n",
     "    with torch.no_grad():\n        sampled = score(copy.deepcopy(policy), ids, start)\n",
 )

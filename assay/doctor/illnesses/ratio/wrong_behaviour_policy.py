@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor
 from assay.programs.facts.loss.terms import Term, TermKind
@@ -125,6 +125,6 @@ ILLNESS = illness(
         "wrong model generates",
         "generating with another model than the one that is trained",
     ),
-    scripts=Scripts(sick=changed("ids = policy.generate(", "ids = reference.generate("), well=GRPO),
+    scripts=Scripts(sick=with_change("ids = policy.generate(", "ids = reference.generate("), well=GRPO),
     explains=frozenset({"RAT01", "SAMP06", "SYNC01", "RAT02"}),
 )

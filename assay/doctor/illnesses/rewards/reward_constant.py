@@ -36,7 +36,7 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
-from assay.doctor.examples import B, edited, healthy_batch, healthy_curves, of_the_loss
+from assay.doctor.examples import B, edit_batch, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.examples.reward import reward_evidence
 from assay.doctor.examples.scripts import GRPO
 from assay.doctor.facts.rewards import TOLERANCE, completion_rewards, reads_no_answer
@@ -46,7 +46,7 @@ from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
-ROWS = 8  # different completions: fewer may well be worth the same
+FEWEST_ROWS = 8  # different completions: fewer may well be worth the same
 STEPS = 3  # a constant over fewer is one batch seen twice
 FAILED = 0.5  # of the rollouts without a reward: more than half is a broken reward, not a hard case
 CONVENTIONAL = (-1.0, 0.0, 1.0)  # the ends of a scale that is not stated
@@ -56,8 +56,8 @@ RUN_ROLLOUTS, RUN_ROWS = 3, 12  # of a run with one and the same reward: fewer m
 def check_batch(batch: Batch) -> Verdict:
     (rewards_B,) = batch.need("rewards")
     scored_B = np.isfinite(rewards_B)
-    if scored_B.sum() < ROWS:
-        return not_enough_data(f"rewards of {ROWS} rows")
+    if scored_B.sum() < FEWEST_ROWS:
+        return not_enough_data(f"rewards of {FEWEST_ROWS} rows")
     lowest, highest = float(rewards_B[scored_B].min()), float(rewards_B[scored_B].max())
     facts = (Fact("lowest reward", lowest, step=batch.step), Fact("highest reward", highest, step=batch.step))
     if highest > lowest:
@@ -69,14 +69,14 @@ def check_batch(batch: Batch) -> Verdict:
     different = _different(batch, scored_B)
     if different is None:
         return not_enough_data("tokens or completion texts: whether the completions differ")
-    if different < ROWS:
+    if different < FEWEST_ROWS:
         return not_applicable(f"only {different} different completions: equal answers earn equal rewards")
     is_stated = {"min_reward", "max_reward"} <= batch.settings.keys()
     return finding(
         f"all {int(scored_B.sum())} rewards are {lowest:g}, although {different} different completions were scored and "
         f"it is {'neither the best nor the worst reward' if is_stated else 'no usual end of a scale'}",
         *facts,
-        Fact("different completions", different, ROWS, batch.step),
+        Fact("different completions", different, FEWEST_ROWS, batch.step),
         # of a scale that is not stated it may be the best: a solved batch
         confidence=Confidence.LIKELY if is_stated else Confidence.POSSIBLE,
         severity=None if is_stated else Severity.HARMFUL,
@@ -183,7 +183,7 @@ def _all_worth(reward: float) -> Batch:
     unknown = ("update_norm", "tensors_changed", "tensors_without_gradient", "numbers_changed_share")
     nothing = {"advantages": np.zeros(B), "gradient_norm": 0.0, "kl_coef": 0.0}
     changes = {**of_the_loss(batch), **dict.fromkeys(unknown), **nothing}
-    return edited(batch, rewards=np.full(B, reward), reward_mean=reward, **changes)
+    return edit_batch(batch, rewards=np.full(B, reward), reward_mean=reward, **changes)
 
 
 WELL = (

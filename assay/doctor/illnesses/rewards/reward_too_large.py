@@ -22,16 +22,16 @@ from assay.doctor.evidence.reward import RewardTrial, Role
 from assay.doctor.examples.reward import reward_evidence
 from assay.verdict import Severity, Verdict, finding, healthy, not_enough_data
 
-LARGEST = 1e4  # beyond it float32 loses the differences that advantages are made of
+LARGEST_REWARD = 1e4  # beyond it float32 loses the differences that advantages are made of
 
 
 def check_reward(trial: RewardTrial) -> Verdict:
     if not trial.of():
         return not_enough_data("nothing was scored")
     largest = max(trial.of(), key=lambda score: abs(score.reward or 0.0))
-    if abs(largest.reward or 0.0) <= LARGEST:
+    if abs(largest.reward or 0.0) <= LARGEST_REWARD:
         return healthy(f"rewards stay within {abs(largest.reward or 0.0):g}")
-    return finding(f"a reward of {largest.reward:g} is beyond {LARGEST:g}", examples=(str(largest),))
+    return finding(f"a reward of {largest.reward:g} is beyond {LARGEST_REWARD:g}", examples=(str(largest),))
 
 
 ILLNESS = illness(

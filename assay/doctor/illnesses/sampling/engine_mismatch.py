@@ -36,16 +36,15 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import B, edited, healthy_batch, healthy_curves
+from assay.doctor.examples import B, edit_batch, healthy_batch, healthy_curves
 from assay.doctor.facts.logprobs import (
-    LARGEST_FLOAT32,
-    MEAN_LOW_PRECISION,
     Gap,
     both_finite,
     gap_between,
     versions_behind,
 )
 from assay.record.batch import Array
+from assay.record.metrics import LARGEST_FLOAT32, MEAN_LOW_PRECISION, mismatch_limit
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 FATAL = 1.0  # nats per token between the trainer and the model's own: numbers of something else
@@ -75,7 +74,7 @@ def check_batch(batch: Batch) -> Verdict:
 
 def check_curves(curves: Curves) -> Verdict:
     is_float32 = curves.settings.get("dtype") == "float32"
-    name, limit = ("mismatch_max", LARGEST_FLOAT32) if is_float32 else ("mismatch_mean", MEAN_LOW_PRECISION)
+    name, limit = mismatch_limit(curves.settings.get("dtype"))
     (mismatch_N,) = curves.need(name)
     worst = int(np.nanargmax(mismatch_N))
     largest, over = float(mismatch_N[worst]), int(np.sum(mismatch_N > limit))
@@ -233,7 +232,7 @@ def _noisy(spread: float) -> Evidence:
     noise_BT = np.random.default_rng(3).normal(0.0, spread, size=mask_BT.shape)
     sampler_BT = np.where(mask_BT, np.minimum(batch.arrays["sampler_logprobs"] + noise_BT, 0.0), 0.0)
     curves = healthy_curves(mismatch_mean=spread * math.sqrt(2 / math.pi), mismatch_max=4 * spread)
-    return Evidence((edited(batch, sampler_logprobs=sampler_BT),), curves)
+    return Evidence((edit_batch(batch, sampler_logprobs=sampler_BT),), curves)
 
 
 ILLNESS = illness(

@@ -47,8 +47,8 @@ from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, h
 
 SHARE = 0.9  # of the groups that must show a pattern: a seed that is reused is reused everywhere
 CHANCE = 1e-9  # that independent samples repeat so
-RARE = 1e-8  # a completion less probable than this does not come twice among thousands of rows
-FEWEST = 3  # of such repeats: one may be a prompt that was answered twice with a quotation
+RARE_CHANCE = 1e-8  # a completion less probable than this does not come twice among thousands of rows
+FEWEST_REPEATS = 3  # of such repeats: one may be a prompt that was answered twice with a quotation
 OF_TORCH = ("torch.", "transformers.", "accelerate.", "lightning", "pytorch_lightning")
 
 
@@ -75,15 +75,20 @@ def check_batch(batch: Batch) -> Verdict:
                 confidence=certainty(batch),
             )
     repeats = _rare_repeats([row for group in mixed for row in group], rows, chances_B)
-    fact = Fact("improbable completions that come again", len(repeats), FEWEST, batch.step)
-    if len(repeats) < FEWEST:
-        return healthy("completions that come twice are probable ones", fact)
+    fact = Fact("improbable completions that come again", len(repeats), FEWEST_REPEATS, batch.step)
+    if len(repeats) < FEWEST_REPEATS:
+        return healthy("no completion comes twice, except probable ones", fact)
     row, first = repeats[0]
     return finding(
-        f"{len(repeats)} of {len(rows)} completions repeat another row although their probability is below {RARE:g}: "
-        f"for instance row {row} is row {first}",
+        f"{len(repeats)} of {len(rows)} completions repeat another row although their probability is below "
+        f"{RARE_CHANCE:g}: for instance row {row} is row {first}",
         fact,
-        Fact("log10 of the probability of that row", float(chances_B[row]) / math.log(10), math.log10(RARE), row=row),
+        Fact(
+            "log10 of the probability of that row",
+            float(chances_B[row]) / math.log(10),
+            math.log10(RARE_CHANCE),
+            row=row,
+        ),
         confidence=Confidence.POSSIBLE if certainty(batch) is Confidence.POSSIBLE else Confidence.LIKELY,
     )
 
@@ -145,7 +150,7 @@ def _rare_repeats(places: Sequence[int], rows: Sequence[Completion], chances_B: 
     repeats = []
     for row in places:
         first = seen.setdefault(rows[row], row)
-        if first != row and chances_B[row] < math.log(RARE):
+        if first != row and chances_B[row] < math.log(RARE_CHANCE):
             repeats.append((row, first))
     return repeats
 

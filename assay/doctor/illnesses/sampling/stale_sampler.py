@@ -39,8 +39,8 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
+from assay.doctor.examples.scripts import with_change
 from assay.doctor.facts.logprobs import mean_distance, versions_behind
 from assay.doctor.facts.rounding import limit_between_passes
 from assay.programs.facts.sampling.stale_copies import samplers
@@ -50,7 +50,8 @@ from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
-ALIKE = 0.8  # correlation of old and sampler: older weights give similar numbers, other tokens or rows do not
+# of old and sampler: older weights give similar numbers, other tokens or rows do not
+LEAST_CORRELATION = 0.8
 CERTAIN_LAG = 2  # versions: a lag of one may be another way to count
 TOKENS = 20  # fewer have no mean
 STEPS = 3  # one before the first update, two after
@@ -165,13 +166,13 @@ def _older_by_its_looks(batch: Batch, judged_BT: Array, mismatch: float, facts: 
     if raw_BT is not None and mean_distance(sampler_BT, raw_BT, judged_BT) < mismatch / 2:
         return not_applicable("the sampler's log-probs are those of another temperature")
     alike = _correlation(old_BT[judged_BT], sampler_BT[judged_BT])
-    if not alike >= ALIKE:
+    if not alike >= LEAST_CORRELATION:
         return not_applicable("the sampler's log-probs are not those of similar weights: other tokens or rows")
     return finding(
         f"the sampler's log-probs are {mismatch:.2g} off on average while the trainer's are right: as if older weights "
         "had sampled",
         *facts,
-        Fact("correlation of old and sampler", alike, ALIKE, batch.step),
+        Fact("correlation of old and sampler", alike, LEAST_CORRELATION, batch.step),
         confidence=Confidence.LIKELY if "correction" in batch.settings else Confidence.POSSIBLE,
     )
 
@@ -188,7 +189,7 @@ def _sampled_by(version: int, spread: float) -> Batch:
     mask_BT, old_BT = batch.need("mask", "old_logprobs")
     noise_BT = np.random.default_rng(3).normal(0.0, spread, size=mask_BT.shape)
     sampler_BT = np.where(mask_BT, np.minimum(old_BT + noise_BT, -1e-4), 0.0)
-    return edited(batch, sampler_logprobs=sampler_BT, sampler_versions=np.full(len(mask_BT), version))
+    return edit_batch(batch, sampler_logprobs=sampler_BT, sampler_versions=np.full(len(mask_BT), version))
 
 
 def _growth(last: float) -> Array:
@@ -196,7 +197,7 @@ def _growth(last: float) -> Array:
 
 
 WELL_SCRIPT = (
-    changed("from task", "from copy import deepcopy\nfrom task")
+    with_change("from task", "from copy import deepcopy\nfrom task")
     .replace("optimizer = torch", "sampler = deepcopy(policy).eval()\noptimizer = torch")
     .replace(
         "    ids = policy.generate(", "    sampler.load_state_dict(policy.state_dict())\n    ids = sampler.generate("

@@ -36,24 +36,25 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import LOOP
-from assay.doctor.facts.logprobs import MEAN_LOW_PRECISION, both_finite, gap_between, versions_behind
+from assay.doctor.facts.logprobs import both_finite, gap_between, versions_behind
 from assay.programs.facts.sampling.draws import Trained, is_greedy, settings_of, trained_draws, weights_of
 from assay.programs.facts.sampling.scoring import Scale, scale_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import main_input, walk
 from assay.record.batch import Array
+from assay.record.metrics import MEAN_LOW_PRECISION
 from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy
 
 SIDES = {"old_logprobs": "the trainer's old", "new_logprobs": "the trainer's new", "sampler_logprobs": "the sampler's"}
-MANY = 64  # tokens: a fit of fewer may be chance
-FEWEST = 16  # tokens: below this a fit says nothing
+MANY_TOKENS = 64  # tokens: a fit of fewer may be chance
+FEWEST_TOKENS = 16  # tokens: below this a fit says nothing
 NEARER = 1 / 3  # raw must be this much nearer than plain; rounding alone leaves the two distances about equal
 AFTERWARDS = 0.05  # the quotient must be this much nearer than plain: it is the same arithmetic except for rounding
 APART = 0.01  # |plain - raw| of a token that shows which it is: where the policy is certain both are 0
-LEAST = 1e-3  # mean |difference| from plain that is worth a word
+LEAST_DIFFERENCE = 1e-3  # mean |difference| from plain that is worth a word
 # R^2 of old - sampler over the sampler's log-prob: measured 0.4 to 0.8 at 0.6 <= T <= 1.2, with stale weights 0.01
 FIT = 0.4
 SLOPE = 0.15  # of that fit where no temperature is stated: T = 0.7 gives 0.17 to 0.23
@@ -117,12 +118,12 @@ def _untempered_sides(batch: Batch) -> dict[str, Fact]:
         wanted = gap_between(batch, side, "plain_logprobs")
         telling_BT = both_finite(batch, side, "plain_logprobs", "plain_raw_logprobs")
         telling_BT = telling_BT & (np.abs(np.where(telling_BT, plain_BT - raw_BT, 0.0)) > APART)
-        if telling_BT.sum() < FEWEST:
+        if telling_BT.sum() < FEWEST_TOKENS:
             continue
         off, raw = (float(np.abs(values_BT - other_BT)[telling_BT].mean()) for other_BT in (plain_BT, raw_BT))
-        if wanted.mean > LEAST and raw < min(NEARER * off, MEAN_LOW_PRECISION):
+        if wanted.mean > LEAST_DIFFERENCE and raw < min(NEARER * off, MEAN_LOW_PRECISION):
             what = f"mean |{SIDES[side]} log-prob - the model's|, at temperature 1 only {raw:.2g}"
-            found[side] = Fact(what, off, LEAST, batch.step, wanted.row, wanted.token)
+            found[side] = Fact(what, off, LEAST_DIFFERENCE, batch.step, wanted.row, wanted.token)
     return found
 
 
@@ -135,9 +136,9 @@ def _divided_sides(batch: Batch, temperature: float | None) -> dict[str, Fact]:
     for side, values_BT in _sides(batch):
         wanted, inside_BT = gap_between(batch, side, "plain_logprobs"), both_finite(batch, side, "plain_raw_logprobs")
         off = float(np.abs(values_BT - raw_BT / temperature)[inside_BT].mean())
-        if wanted.tokens >= FEWEST and wanted.mean > LEAST and off < AFTERWARDS * wanted.mean:
+        if wanted.tokens >= FEWEST_TOKENS and wanted.mean > LEAST_DIFFERENCE and off < AFTERWARDS * wanted.mean:
             what = f"mean |{SIDES[side]} log-prob - the model's|, that of 1 divided by {temperature:.3g} only {off:.2g}"
-            found[side] = Fact(what, wanted.mean, LEAST, batch.step, wanted.row, wanted.token)
+            found[side] = Fact(what, wanted.mean, LEAST_DIFFERENCE, batch.step, wanted.row, wanted.token)
     return found
 
 
@@ -155,7 +156,11 @@ def _fit_temperatures(batch: Batch, temperature: float | None) -> Verdict:
     difference_N = old_N - sampler_N
     mean = float(np.abs(difference_N).mean())
     at_hand = Fact("mean |old - sampler|", mean, step=batch.step)
-    if len(old_N) < FEWEST or mean <= LEAST or min(np.std(old_N), np.std(sampler_N), np.std(difference_N)) < LEAST:
+    if (
+        len(old_N) < FEWEST_TOKENS
+        or mean <= LEAST_DIFFERENCE
+        or min(np.std(old_N), np.std(sampler_N), np.std(difference_N)) < LEAST_DIFFERENCE
+    ):
         return healthy("trainer and sampler give the same log-probs, so they share a temperature", at_hand)
     slope, _ = np.polyfit(sampler_N, difference_N, 1)
     fit = float(np.corrcoef(sampler_N, difference_N)[0, 1] ** 2)
@@ -172,7 +177,7 @@ def _fit_temperatures(batch: Batch, temperature: float | None) -> Verdict:
             f"sampler is {slope:+.2f} times the log-prob itself, a ratio of temperatures of {1 + slope:.2g} or further "
             "from 1",
             *facts,
-            confidence=Confidence.POSSIBLE if len(old_N) < MANY or _is_older(batch) else Confidence.LIKELY,
+            confidence=Confidence.POSSIBLE if len(old_N) < MANY_TOKENS or _is_older(batch) else Confidence.LIKELY,
         )
     return healthy("trainer and sampler do not differ as two temperatures would", *facts)
 
@@ -278,14 +283,14 @@ def sick() -> Evidence:
     """The engine sampled at 0.7; old and new are those of temperature 1."""
     batch = healthy_batch(temperature=0.7)
     tempered_BT = np.where(batch.arrays["mask"], _sharper(batch.arrays["plain_logprobs"], 0.7), 0.0)
-    return of_batch(edited(batch, plain_logprobs=tempered_BT, sampler_logprobs=tempered_BT))
+    return of_batch(edit_batch(batch, plain_logprobs=tempered_BT, sampler_logprobs=tempered_BT))
 
 
 def well() -> Evidence:
     """The same temperature, and every log-prob is that of 0.7."""
     batch = healthy_batch(temperature=0.7)
     raw_BT = np.where(batch.arrays["mask"], _sharper(batch.arrays["plain_logprobs"], 1 / 0.7), 0.0)
-    return of_batch(edited(batch, plain_raw_logprobs=raw_BT))
+    return of_batch(edit_batch(batch, plain_raw_logprobs=raw_BT))
 
 
 SICK = LOOP.replace(

@@ -35,7 +35,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GENERATE
 from assay.doctor.facts.logprobs import both_finite
 from assay.programs.facts.kinds import SCORES, Kind
@@ -44,20 +44,19 @@ from assay.programs.facts.sampling.draws import is_greedy, settings_of, shown_nu
 from assay.programs.facts.sampling.scoring import is_off, number_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.run.draws import MOST as MOST_DRAWS
-from assay.programs.run.draws import chain, cut_settings, draw_weights, is_trained_on, shown_settings
+from assay.programs.run.draws import MOST_DRAWS, chain, cut_settings, draw_weights, is_trained_on, shown_settings
 from assay.programs.run.roles import is_corrected
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import peel, walk
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
 OF_VOCABULARY = (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
-FEWEST = 16  # tokens
+FEWEST_TOKENS = 16  # tokens
 ABOVE = 1e-3  # old above sampler by more than this is not float32 rounding
 ABOVE_LOW_PRECISION = 0.2  # in bfloat16 single tokens are off by more: SHARE lets them
 SHARE = 0.02  # of tokens that may still lie above: under truncation none does
-LEAST = 0.002  # of missing mass; float32 rounding leaves 1e-5
-LEAST_LOW_PRECISION = 0.03  # bfloat16 noise has a mean of its own
+LEAST_MISSING = 0.002  # of missing mass; float32 rounding leaves 1e-5
+LEAST_MISSING_LOW_PRECISION = 0.03  # bfloat16 noise has a mean of its own
 ERRORS = 4.0  # standard errors that the missing mass must exceed
 SILENT = 0.5  # share of tokens without any difference above which another token's log-prob is likelier: see ALGN09
 
@@ -66,13 +65,13 @@ def check_batch(batch: Batch) -> Verdict:
     inside_BT = both_finite(batch, "old_logprobs", "sampler_logprobs")
     old_BT, sampler_BT = batch.need("old_logprobs", "sampler_logprobs")
     difference_N = (old_BT - sampler_BT)[inside_BT]
-    if len(difference_N) < FEWEST:
-        return not_enough_data(f"log-probs of {FEWEST} loss tokens")
+    if len(difference_N) < FEWEST_TOKENS:
+        return not_enough_data(f"log-probs of {FEWEST_TOKENS} loss tokens")
     is_float32 = batch.settings.get("dtype") == "float32"
     weights_N = np.exp(np.minimum(difference_N, 20.0))
     mass, error = float(weights_N.mean()), float(weights_N.std() / math.sqrt(len(weights_N)))
     above = float((difference_N > (ABOVE if is_float32 else ABOVE_LOW_PRECISION)).mean())
-    least = LEAST if is_float32 else LEAST_LOW_PRECISION
+    least = LEAST_MISSING if is_float32 else LEAST_MISSING_LOW_PRECISION
     settings = _truncation(batch)
     facts = (
         Fact("mean of exp(old - sampler)", mass, 1.0 - max(least, ERRORS * error), batch.step),
@@ -235,7 +234,7 @@ def sick() -> Evidence:
     old_BT = batch.arrays["old_logprobs"]
     surviving_BT = 1.0 - 0.1 * (1.0 - np.exp(old_BT))
     sampler_BT = np.where(batch.arrays["mask"], old_BT - np.log(surviving_BT), 0.0)
-    return of_batch(edited(batch, sampler_logprobs=sampler_BT))
+    return of_batch(edit_batch(batch, sampler_logprobs=sampler_BT))
 
 
 ILLNESS = illness(

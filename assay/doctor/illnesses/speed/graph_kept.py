@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
-from assay.doctor.examples.scripts import changed
+from assay.doctor.examples.scripts import with_change
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.facts.optimizer.ownership import contains, direct_parts, is_network
@@ -35,13 +35,13 @@ from assay.programs.facts.sampling.samplers import is_trained
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
-from assay.programs.run.origins import above
+from assay.programs.run.kinds import above
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
 from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
-NUMBERS = ("mean", "sum", "div", "add", "sub", "mul", "neg", "mse_loss", "cross_entropy", "masked_mean")
+NUMBERS = ("mean", "sum", "div", "add", "sub", "mul", "neg", "mse_loss", "cross_entropy")
 POLICIES = (TermKind.SURROGATE, TermKind.POLICY)
 HARMLESS = frozenset("mean sum len leave string index element append tensor std max min table".split())
 KEPT = 3  # earlier updates whose numbers are still alive with a graph: one or two may be on their way out
@@ -196,7 +196,7 @@ def _sums_of_losses(run: WatchedRun) -> Iterator[Verdict]:
                 )
 
 
-WELL = changed("for step in range(100):\n", "losses = []\nfor step in range(100):\n").replace(
+WELL = with_change("for step in range(100):\n", "losses = []\nfor step in range(100):\n").replace(
     "        optimizer.step()\n", "        optimizer.step()\n        losses.append(loss.item())\n"
 )
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.modes import mode_at
 from assay.programs.facts.origin import network, same_network
@@ -147,5 +147,5 @@ ILLNESS = illness(
         "no KV cache",
         "generation takes hours",
     ),
-    scripts=Scripts(sick=changed("max_new_tokens=64)", "max_new_tokens=64, use_cache=False)"), well=GRPO),
+    scripts=Scripts(sick=with_change("max_new_tokens=64)", "max_new_tokens=64, use_cache=False)"), well=GRPO),
 )

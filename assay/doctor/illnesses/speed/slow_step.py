@@ -36,7 +36,7 @@ from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
 
-FEWEST = 5  # steps with a time
+FEWEST_STEPS = 5  # steps with a time
 SCORING = 0.5  # of the step
 BRIEF = 1.0  # seconds per step: whoever waits for less has no problem
 PADDING = 0.7  # of the positions
@@ -49,8 +49,8 @@ _STAGE = "seconds_"
 def check_curves(curves: Curves) -> Verdict:
     (seconds_N,) = curves.need_timings("seconds")
     known_N = seconds_N[np.isfinite(seconds_N)]
-    if len(known_N) < FEWEST:
-        raise Missing(f"seconds of {FEWEST} steps")
+    if len(known_N) < FEWEST_STEPS:
+        raise Missing(f"seconds of {FEWEST_STEPS} steps")
     median = float(np.median(known_N))
     stages = _stages(curves)
     facts = [Fact("median seconds per step", median), *_stage_facts(curves, stages, median), *_passes(curves)]

@@ -13,11 +13,11 @@ from assay.programs.walk import ancestors, follow, users, walk
 
 _FORM = frozenset(
     "view reshape flatten squeeze unsqueeze expand expand_as repeat repeat_interleave tile index cast clone detach "
-    "leave tensor stack cat transpose permute contiguous element scaled nan_to_num split chunk".split()
+    "leave tensor stack cat transpose permute element scaled nan_to_num split chunk".split()
 )
 _METHODS = frozenset({"unflatten", "ravel"})  # of tensors and arrays, that change the form alone
 _NAMES = ("adv", "reward", "return")
-SMALL = 0.1  # an epsilon is below this
+LARGEST_EPSILON = 0.1  # an epsilon is below this
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +141,6 @@ def spread_of(divisor: Value) -> tuple[Value, bool, Value | None] | None:
             rooted, current = True, inner or current
         elif current.op == "pow" and current.setting("exponent") == 2 and inner is not None:
             squared, current = True, inner
-        elif current.op in ("call", "method") and current.name.endswith("rsqrt") and inner is not None:
-            rooted, current = True, inner
         elif current.op == "mul" and inner is not None and other is not None:
             current = inner if _leads_to_spread(inner) else other
         elif inner is not None and plain(current) is not current:
@@ -231,8 +229,7 @@ def _fractions(value: Value) -> Iterator[tuple[Value, Value]]:
         return
     for numerator, factor in ((first, second), (second, first)):
         inverse = plain(factor)
-        is_inverse = inverse.op == "rsqrt" or (inverse.op in ("call", "method") and inverse.name.endswith("rsqrt"))
-        if is_inverse or (inverse.op == "pow" and inverse.setting("exponent") in (-0.5, -1)):
+        if inverse.op == "rsqrt" or (inverse.op == "pow" and inverse.setting("exponent") in (-0.5, -1)):
             yield numerator, inverse
 
 
@@ -254,12 +251,12 @@ def _is_element(number: Value, listed: Value) -> bool:
 
 
 def is_small(value: Value) -> bool:
-    return isinstance(value.constant, int | float) and 0 < value.constant < SMALL
+    return isinstance(value.constant, int | float) and 0 < value.constant < LARGEST_EPSILON
 
 
 def weighs_policy(program: Program, value: Value) -> bool:
     """Whether the value becomes a factor of a policy term of a loss."""
-    return id(value) in program.weights
+    return id(value) in program.policy_factor_ids
 
 
 def is_advantage(program: Program, value: Value) -> bool:
@@ -303,9 +300,7 @@ def _is_tested_before(program: Program, scaling: Scaling) -> bool:
         near = list(islice(ancestors(test), 30))
         if any(value is scaling.spread for value in near):
             return True
-        ranged = any(
-            value.op in ("max", "min", "amax", "amin", "set", "unique") or value.name == "set" for value in near
-        )
+        ranged = any(value.op in ("max", "min", "amax", "amin", "unique") or value.name == "set" for value in near)
         if ranged and any(value is scaling.base for value in near):
             return True
     return False
@@ -335,4 +330,4 @@ def is_centred_before(value: Value) -> bool:
     How a reward was made inside of its function is its own business.
     """
     made_of = walk(value, until=lambda current: current.op in ("tensor", "listing"))  # rewards, one per row
-    return any(part.op in ("sub", "sub_", "rsub") for part in islice(made_of, 200))
+    return any(part.op in ("sub", "rsub") for part in islice(made_of, 200))

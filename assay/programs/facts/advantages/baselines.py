@@ -13,19 +13,19 @@ from assay.programs.program import Program
 from assay.programs.read.things import Listing
 from assay.programs.walk import ancestors, peel, walk
 
-_MOST = 400  # values behind one
-_REDUCED = frozenset("mean nanmean median sum min max amin amax std_mean var_mean".split())
+_MOST_VALUES = 400  # values behind one
+_REDUCED = frozenset("mean nanmean median sum min max amin amax".split())
 _OPAQUE = frozenset("parameter unknown call method attribute config forward".split())
 _LIBRARIES = ("torch.", "numpy.", "builtins.", "random.")  # whose functions keep no averages
 _DRAWN = frozenset({"generate", "multinomial", "sample", "decode", "batch_decode"})
 _ENDS = (Kind.SAMPLED, Kind.MASK, Kind.LOGPROBS, Kind.LOG_RATIO)
-_DIFFERENCES = frozenset({"sub", "sub_", "rsub"})
+_DIFFERENCES = frozenset({"sub", "rsub"})
 _ARITHMETIC = frozenset(
     "add mul div neg view reshape flatten squeeze unsqueeze expand expand_as repeat repeat_interleave tile index cast "
-    "clone detach leave tensor stack cat transpose permute contiguous scaled nan_to_num split chunk clamp std var sqrt "
+    "clone detach leave tensor stack cat transpose permute scaled nan_to_num split chunk clamp std var sqrt "
     "phi setitem sub listing pow in_place moved".split()
 )
-_TRUTHS = frozenset("eq ne lt le gt ge not and or logical_and logical_or logical_not any all".split())
+_TRUTHS = frozenset("eq ne lt le gt ge not and logical_and logical_or logical_not any all".split())
 
 
 def has_baseline(program: Program, value: Value) -> bool:
@@ -45,7 +45,7 @@ def _behind(program: Program, value: Value) -> Iterator[Value]:
     def is_end(one: Value) -> bool:
         return one.op in (*_DRAWN, "slice") or is_text(one) or program.kinds.is_a(one, *_ENDS)
 
-    return islice(walk(value, _numbers, until=is_end), _MOST)
+    return islice(walk(value, _numbers, until=is_end), _MOST_VALUES)
 
 
 def _numbers(value: Value) -> list[Value]:
@@ -124,7 +124,7 @@ def _rewards_behind(program: Program, factor: Value) -> list[Value]:
     for count, value in enumerate(walk(factor, behind)):
         if is_left_out(value):
             continue
-        if count > _MOST or value.op not in _ARITHMETIC:
+        if count > _MOST_VALUES or value.op not in _ARITHMETIC:
             return []
         if isinstance(value.thing, Listing):
             rows = [row for row in value.thing.elements if _is_made_in_loop(row, value)]
@@ -173,4 +173,6 @@ def _is_judgement(program: Program, value: Value) -> bool:
 
 
 def _is_drawn(program: Program, value: Value) -> bool:
-    return any(part.op in _DRAWN or program.kinds.is_a(part, Kind.SAMPLED) for part in islice(ancestors(value), _MOST))
+    return any(
+        part.op in _DRAWN or program.kinds.is_a(part, Kind.SAMPLED) for part in islice(ancestors(value), _MOST_VALUES)
+    )

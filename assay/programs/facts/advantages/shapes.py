@@ -17,7 +17,7 @@ Shape = tuple[str, ...] | None
 _ELEMENTWISE = frozenset("add sub mul div minimum maximum where pow".split())
 _KEEPS = frozenset(
     "cast clone detach neg exp expm1 log clamp abs square sqrt leave nan_to_num masked_fill cumsum softmax log_softmax "
-    "contiguous in_place sigmoid moved setitem".split()
+    "in_place sigmoid moved setitem".split()
 )
 _DEEPEST = 60
 
@@ -87,14 +87,14 @@ class Shapes:
             return self.of(data, depth - 1) if data is not None and data.op != "listing" else None
         element = thing.elements[0]
         scalar = element.op in ("call", "cast", "phi", "add", "sub", "mul", "div", "leave", "constant", "config", "neg")
-        is_reward = id(value) in self.program.weights and not isinstance(element.thing, Listing)
+        is_reward = id(value) in self.program.policy_factor_ids and not isinstance(element.thing, Listing)
         return ("B",) if scalar and is_reward else None
 
     def _stack(self, value: Value, depth: int) -> Shape:
         """torch.stack([a number for each row])."""
         data = value.argument("tensors")
         thing = data.thing if data is not None else None
-        is_reward = id(value) in self.program.weights and "dim" not in value.arguments
+        is_reward = id(value) in self.program.policy_factor_ids and "dim" not in value.arguments
         if not is_reward or not isinstance(thing, Listing) or thing.exact or len(thing.elements) != 1:
             return None
         return ("B",) if self.of(thing.elements[0], depth - 1) == () else None
@@ -102,7 +102,9 @@ class Shapes:
     def _call(self, value: Value, depth: int) -> Shape:
         """torch.zeros(len(completions), 2), to be filled with rewards."""
         sizes = [part for name, part in value.arguments.items() if name.isdigit()]
-        made = value.name.rpartition(".")[2] in ("zeros", "ones", "empty") and id(value) in self.program.weights
+        made = (
+            value.name.rpartition(".")[2] in ("zeros", "ones", "empty") and id(value) in self.program.policy_factor_ids
+        )
         if made and len(sizes) == 1 and sizes[0].op == "mul":
             return ("B",)  # prompts * group
         if not made or not sizes or sizes[0].op != "len" or len(sizes) > 2:

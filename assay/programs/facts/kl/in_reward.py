@@ -15,7 +15,7 @@ from assay.programs.program import Program
 from assay.programs.walk import walk
 
 _KEEPS = (*PASSES, "div", "index", "sum", "mean", "clamp")
-_MOST = 3000
+_MOST_VALUES = 3000
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,4 +138,4 @@ def _flows_into(value: Value, targets: set[int]) -> bool:
     def summed(one: Value) -> list[Value]:
         return [user for user in one.users if user.op not in ("exp", "eq", "ge", "gt", "lt", "le")]
 
-    return any(id(part) in targets for part in islice(walk(value, summed), _MOST))
+    return any(id(part) in targets for part in islice(walk(value, summed), _MOST_VALUES))

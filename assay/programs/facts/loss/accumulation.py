@@ -20,7 +20,7 @@ _COUNTED = ("accum", "micro", "grad_acc", "n_parts", "num_parts", "n_chunks", "n
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class AccumulatedPart:
     """A backward that runs several times before a step. `count`: how often, where the text names it.
 
     `engine_divides`: accelerate or deepspeed divides the loss by the number of parts itself.
@@ -42,7 +42,7 @@ class Share:
     scales: tuple[Value, ...]
 
 
-def parts(program: Program) -> Iterator[Part]:
+def parts(program: Program) -> Iterator[AccumulatedPart]:
     reported: set[int] = set()
     engines = [value for value in program.of("call") if value.name.rpartition(".")[2] == "Accelerator"]
     for backward in program.of("backward"):
@@ -61,7 +61,7 @@ def parts(program: Program) -> Iterator[Part]:
                 yield part
 
 
-def shares(program: Program) -> Iterator[tuple[Part, Share]]:
+def shares(program: Program) -> Iterator[tuple[AccumulatedPart, Share]]:
     """Parts whose loss shows how it is averaged; once for each place of a backward."""
     seen: set[Place] = set()
     for part in parts(program):
@@ -75,7 +75,7 @@ def _is_policy(program: Program, loss: Value) -> bool:
     return any(term.is_policy for term in program.terms.of(loss))
 
 
-def _of_engine(program: Program, optimizer: Optimizer, backward: Value, engines: list[Value]) -> Part | None:
+def _of_engine(program: Program, optimizer: Optimizer, backward: Value, engines: list[Value]) -> AccumulatedPart | None:
     """accelerate's `with accelerator.accumulate(model)`."""
     loops = backward.context.loops
     if len(engines) != 1 or not loops or not any(value.name == "accumulate" for value in program.of("method")):
@@ -84,10 +84,10 @@ def _of_engine(program: Program, optimizer: Optimizer, backward: Value, engines:
     steps = [step for step in optimizer.steps if step.context.loops == loops]
     if count is None or count.constant == 1 or not steps:
         return None
-    return Part(backward, steps[0], loops[-1], count, "engine" in backward.arguments)
+    return AccumulatedPart(backward, steps[0], loops[-1], count, "engine" in backward.arguments)
 
 
-def _of_deepspeed(program: Program, backward: Value) -> Part | None:
+def _of_deepspeed(program: Program, backward: Value) -> AccumulatedPart | None:
     """deepspeed's engine.backward(loss): it divides by the steps of its configuration unless scale_wrt_gas=False."""
     engine, loops = backward.argument("engine"), backward.context.loops
     if engine is None or engine.op != "wrapped" or engine.name != "deepspeed.initialize" or not loops:
@@ -98,10 +98,10 @@ def _of_deepspeed(program: Program, backward: Value) -> Part | None:
     steps = [value for value in program.of("step") if value.input is engine and value.context.loops == loops]
     if count is None or count.constant == 1 or not steps or backward.input is None:
         return None
-    return Part(backward, steps[0], loops[-1], count, backward.setting("scale_wrt_gas", True) is True)
+    return AccumulatedPart(backward, steps[0], loops[-1], count, backward.setting("scale_wrt_gas", True) is True)
 
 
-def _of_backward(optimizer: Optimizer, backward: Value) -> Part | None:
+def _of_backward(optimizer: Optimizer, backward: Value) -> AccumulatedPart | None:
     loops = backward.context.loops
     if not loops or "engine" in backward.arguments:
         return None  # deepspeed and others divide as they are configured
@@ -110,14 +110,14 @@ def _of_backward(optimizer: Optimizer, backward: Value) -> Part | None:
     inside = [value for value in steps if value.context.loops[: len(loops)] == loops]
     if inside:
         count = _every(inside[0], backward)
-        return Part(backward, inside[0], loops[-1], count) if count is not None else None
+        return AccumulatedPart(backward, inside[0], loops[-1], count) if count is not None else None
     for step in steps:
         depth = len(step.context.loops)
         if depth < len(loops) and loops[:depth] == step.context.loops:
             loop = loops[depth]
             if any(loop in value.context.loops for value in optimizer.steps):
                 return None
-            return Part(backward, step, loop, _turns(loop))
+            return AccumulatedPart(backward, step, loop, _turns(loop))
     return None
 
 
@@ -179,7 +179,7 @@ def _factors(value: Value) -> list[Value]:
     return [current]
 
 
-def is_count(value: Value, part: Part) -> bool:
+def is_count(value: Value, part: AccumulatedPart) -> bool:
     """Whether a number is the number of parts."""
     if part.count is not None:
         if value is part.count:
@@ -200,7 +200,7 @@ def _is_quotient(value: Value, source: Value | None) -> bool:
     step = source.argument("step") if source is not None and source.op == "range" else None
 
     def inside(value: Value) -> Value | None:
-        is_form = value.op in ("cast", "leave", "maximum", "ceil") or value.name in ("math.ceil", "builtins.max")
+        is_form = value.op in ("cast", "leave", "maximum") or value.name in ("math.ceil", "builtins.max")
         return value.input or value.argument("0") if is_form else None
 
     value = follow(value, inside)
@@ -218,7 +218,7 @@ def _is_setting(value: Value) -> bool:
     return value.constant is not UNKNOWN or value.op in ("config", "attribute", "parameter", "index", "len", "neg")
 
 
-def is_own(value: Value, part: Part) -> bool:
+def is_own(value: Value, part: AccumulatedPart) -> bool:
     """Whether a divisor is counted from the data of this part."""
     if value.constant is not UNKNOWN or part.loop not in value.context.loops:
         return False
@@ -233,21 +233,21 @@ def _is_of_part(value: Value) -> bool:
     return value.op in ("index", "element", "forward", "call", "generate", "multinomial", "phi", "gather")
 
 
-def is_of_whole(value: Value, part: Part) -> bool:
+def is_of_whole(value: Value, part: AccumulatedPart) -> bool:
     """Whether a divisor is a count of tokens or rows of the whole batch."""
     if value.constant is not UNKNOWN or is_count(value, part) or is_own(value, part):
         return False
     return any(item.op in ("sum", "len") or item.name in _SIZES for item in ancestors(value))
 
 
-def is_rows(value: Value, part: Part) -> bool:
+def is_rows(value: Value, part: AccumulatedPart) -> bool:
     """Whether a setting is the number of rows of a part: its data are repeated that often in the loop."""
     if not _is_setting(value) or is_count(value, part):
         return False
     return any(user.op in _REPEATS and part.loop in user.context.loops for user in value.users)
 
 
-def is_mean(share: Share, part: Part) -> bool:
+def is_mean(share: Share, part: AccumulatedPart) -> bool:
     """Whether the loss of a part is a mean over that part."""
     if share.reduction.op in ("mean", "nanmean"):
         return True
@@ -272,7 +272,7 @@ def _is_same_pick(one: Value, other: Value) -> bool:
     return all(one.arguments[name] is other.arguments[name] for name in one.arguments)
 
 
-def token_mean(program: Program, share: Share, part: Part) -> Value | None:
+def token_mean(program: Program, share: Share, part: AccumulatedPart) -> Value | None:
     """What shows that it is a mean over the tokens of the part: the mask's own sum, or a selection by the mask."""
     reduction = share.reduction
     if "dim" in reduction.arguments:

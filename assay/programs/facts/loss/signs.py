@@ -13,7 +13,7 @@ from assay.programs.walk import peel, walk
 _LEVELS = ("mean", "nanmean", "median", "sum")
 _SCATTERED = ("index_add", "scatter_add", "scatter_reduce", "scatter_mean", "bincount", "segment_reduce")
 _VIEWS = (PASSES | {"index"}) - {"phi", "listing", "table", "element"}
-_MOST = 400  # values behind one
+_MOST_VALUES = 400  # values behind one
 
 
 def is_maximised(program: Program) -> bool:
@@ -72,7 +72,7 @@ def centre_sign(factor: Value) -> int:
 def is_centred(factor: Value) -> bool:
     """Whether the value is something minus its own mean, or the other way round: an advantage."""
     behind = walk(factor, until=lambda value: value.op in ("forward", "generate", "multinomial"))
-    return any(value.op == "sub" and _centre(value, set()) is not None for value in islice(behind, _MOST))
+    return any(value.op == "sub" and _centre(value, set()) is not None for value in islice(behind, _MOST_VALUES))
 
 
 def _centre(value: Value, seen: set[int]) -> tuple[Value, Value] | None:

@@ -56,7 +56,7 @@ def count_of(divisor: Value) -> Count | None:
 
 
 def _leads(value: Value, depth: int = 8) -> bool:
-    if value.op == "sum":
+    if value.op in ("sum", "count_nonzero"):
         return True
     if depth == 0 or value.op in ("forward", "generate", "mul", "sub", "div"):
         return False

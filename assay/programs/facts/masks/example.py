@@ -15,13 +15,13 @@ import numpy as np
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.masks.endings import Endings
 from assay.programs.facts.masks.example_rows import (
-    ASKED,
     COMPLETION,
     END,
+    IN_NUMPY,
     LENGTHS,
-    OPERATIONS,
     PAD,
     PROMPT,
+    PROMPT_TOKEN,
     ROWS,
     Number,
     Unclear,
@@ -39,7 +39,7 @@ from assay.programs.walk import ancestors, peel
 
 Steps = dict[int, int]  # turn of each loop, by the id of the Loop
 _DEEPEST = 120
-_SAME = frozenset("cast clone detach contiguous leave to_device moved tensor in_place".split())
+_SAME = frozenset("cast clone detach leave moved tensor in_place".split())
 # what numpy raises where shapes or types do not fit: the example is then no example of this
 _MISFITS = (ValueError, IndexError, TypeError, KeyError, OverflowError, ArithmeticError, AttributeError)
 
@@ -109,7 +109,7 @@ class Worked:
                     # what a loop starts from that draws tokens behind it is the prompt
                     if not inside or not self.endings.is_drawing(inside[-1]) or not self._is_growing(value):
                         raise
-                    return prompts(self.pad) if self._row(steps) is None else [ASKED] * PROMPT
+                    return prompts(self.pad) if self._row(steps) is None else [PROMPT_TOKEN] * PROMPT
             return self.of(value.arguments["1"], {**steps, id(inside[-1]): turn - 1})
         options = [part for part in value.arguments.values() if part.constant is not None]
         if not options:
@@ -159,7 +159,7 @@ class Worked:
         except Unclear:
             if self._row(steps) is None or self.program.kinds.of(part) is not None:
                 raise
-            return [ASKED] * PROMPT
+            return [PROMPT_TOKEN] * PROMPT
 
     def _is_row_loop(self, key: int) -> bool:
         return self.endings.is_row_loop(key) and key not in self._token_loops
@@ -202,9 +202,9 @@ class Worked:
                 raise Unclear
             found = self.of(inner, steps)
             return cast(as_array(found) if isinstance(found, list) else found, value.name)
-        if value.op in OPERATIONS:
+        if value.op in IN_NUMPY:
             names = [name for name in value.arguments if name not in ("dtype", "device", "engine", "out")]
-            return OPERATIONS[value.op](**self._settings(value, steps, names))
+            return IN_NUMPY[value.op](**self._settings(value, steps, names))
         raise Unclear
 
     def _settings(self, value: Value, steps: Steps, names: Collection[str]) -> dict[str, Number]:
@@ -231,7 +231,7 @@ class Worked:
             tokens = np.ndim(sides[1 - at]) and np.size(sides[1 - at]) and np.max(sides[1 - at]) >= PAD
             if (tokens or np.max(sides[1 - at]) >= PAD) and isinstance(inputs[at].constant, int):
                 sides[at] = self._named_number(inputs[at].constant)
-        return OPERATIONS[value.op](sides[0], sides[1])
+        return IN_NUMPY[value.op](sides[0], sides[1])
 
     _ne = _eq
 
@@ -264,7 +264,7 @@ class Worked:
     def _argmax(self, value: Value, steps: Steps) -> Number:
         if self.program.kinds.is_a(value, Kind.SAMPLED):
             return self._multinomial(value, steps)
-        return OPERATIONS["argmax"](**self._settings(value, steps, value.arguments))
+        return IN_NUMPY["argmax"](**self._settings(value, steps, value.arguments))
 
     def _attribute(self, value: Value, steps: Steps) -> Number:
         if value.name == "shape":
@@ -375,7 +375,7 @@ class Worked:
         except Unclear:
             if self._row(steps) is None or self.program.kinds.of(given) is not None:
                 raise
-            array[keys] = ASKED
+            array[keys] = PROMPT_TOKEN
         return array
 
     # new tensors: filled, counted, joined, padded, shaped
@@ -479,4 +479,4 @@ class Worked:
         found = self.of(inner, steps)
         if isinstance(found, list):
             return max(found)
-        return OPERATIONS["max"](found, **self._settings(value, steps, ("dim", "keepdim")))
+        return IN_NUMPY["max"](found, **self._settings(value, steps, ("dim", "keepdim")))

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 Number = Any  # an array, a number, a list or a tuple of them
-BIGGEST = 10_000  # elements of an example
+LARGEST_EXAMPLE = 10_000  # elements of an example
 PROMPT, COMPLETION = 4, 6  # tokens; the widths 10, 9 and 6 distinguish a whole sequence, a shifted one and a completion
 END, PAD, WORD = 1001, 1000, 1005
-ASKED = WORD + 7  # a token of a prompt
+PROMPT_TOKEN = WORD + 7  # a token of a prompt
 ROWS = 4
 LENGTHS = (3, 6, 1, 6)  # with the end token
 _STARTS = (1, 0, 2, 0)  # padding before each prompt
@@ -98,7 +98,7 @@ def _squeeze(input: Number, dim: Number = None, **_: Any) -> Number:
 
 
 # the first argument of an operation is called `input` wherever torch calls it so
-OPERATIONS: dict[str, Callable[..., Any]] = {
+IN_NUMPY: dict[str, Callable[..., Any]] = {
     "eq": lambda input, other: np.equal(input, other),
     "ne": lambda input, other: np.not_equal(input, other),
     "lt": lambda input, other: np.less(input, other),
@@ -175,7 +175,7 @@ def cast(value: Number, name: str) -> Number:
 
 def as_array(value: Number) -> Any:
     array = np.asarray(value)
-    if array.dtype == object or array.size > BIGGEST:
+    if array.dtype == object or array.size > LARGEST_EXAMPLE:
         raise Unclear
     return array
 
@@ -194,4 +194,4 @@ def completions(raw: bool, fill: int) -> Any:
 
 
 def prompts(pad: int) -> Any:
-    return np.array([[pad] * start + [ASKED] * (PROMPT - start) for start in _STARTS])
+    return np.array([[pad] * start + [PROMPT_TOKEN] * (PROMPT - start) for start in _STARTS])

@@ -22,7 +22,7 @@ from assay.programs.walk import ancestors, follow, walk
 _LEAVES = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOGITS, Kind.OUTPUT, Kind.LOG_SOFTMAX, Kind.ENTROPY)
 _ENDS = frozenset("forward generate multinomial sample call log_prob cross_entropy nll_loss entropy logsumexp".split())
 _SELECTS = frozenset({"masked_select", "scatter", "scatter_add", "einsum", "matmul"})
-_MOST = 400
+_MOST_VALUES = 400
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ def losses(program: Program) -> Iterator[Masked]:
 def _masked(program: Program, loss: Value) -> Masked:
     found = Masked(loss)
     way = walk(loss, lambda current: [part for part in _parts(program, current)[1] if program.terms.is_policy(part)])
-    for value in islice(way, _MOST):
+    for value in islice(way, _MOST_VALUES):
         found.masks += _parts(program, value)[0]
         found.selects |= value.op in _SELECTS or (value.op == "index" and _is_select(program, value))
     return found

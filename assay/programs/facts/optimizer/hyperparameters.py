@@ -165,7 +165,7 @@ def _of_returns(program: Program) -> Iterator[Setting]:
     """running = delta + gamma * lambda * running, of which advantages are made."""
     for value in program.of("mul"):
         first, second = value.input, value.argument("other")
-        if id(value) not in program.weights or first is None or second is None:
+        if id(value) not in program.policy_factor_ids or first is None or second is None:
             continue
         for factor, carried in ((first, second), (second, first)):
             number = _number(factor)

@@ -11,7 +11,7 @@ from assay.programs.once import once
 from assay.programs.program import Program
 from assay.programs.walk import ancestors, follow, walk
 
-_SHELLS = ("wrapped", "prepared", "cast")
+_SHELLS = ("wrapped", "cast")
 _OPEN = ("parameter", "attribute", "index", "element", "call", "method")  # an object of which nothing is known
 
 
@@ -91,10 +91,10 @@ def optimizers(program: Program) -> list[Optimizer]:
     """Those of torch that the script makes, and objects that are stepped and cleared."""
     steps = [(part, optimizer_of_step(part)) for part in program.of("step")]
     clears = list(_clears(program))
-    cleared = [of for _, of in clears if of is not None]
+    cleared = [owner for _, owner in clears if owner is not None]
     found: list[Value] = []
-    for value in [*program.of("optimizer"), *(of for _, of in steps if of is not None)]:
-        is_one = value.op == "optimizer" or any(value is of for of in cleared)
+    for value in [*program.of("optimizer"), *(owner for _, owner in steps if owner is not None)]:
+        is_one = value.op == "optimizer" or any(value is owner for owner in cleared)
         if is_one and not any(value is part for part in found):
             found.append(value)
     made: list[Optimizer] = []
@@ -122,7 +122,7 @@ def _clears(program: Program) -> Iterator[tuple[Value, Value | None]]:
     for value in program.of("method"):
         if value.name in ("zero", "zero_grads", "clear_grad", "reset_grad", "zero_gradients"):
             yield value, None
-    for value in program.of("in_place", "method", "zero_"):
+    for value in program.of("in_place", "method"):
         inner = value.input
         if inner is None or value.name not in ("zero_", "fill_", "mul_"):
             continue
@@ -132,7 +132,11 @@ def _clears(program: Program) -> Iterator[tuple[Value, Value | None]]:
 
 def clears_of_unknown(program: Program) -> list[Value]:
     """Clears of which the text does not say whose gradients they clear: by hand, by an object of another class."""
-    return [value for value, of in _clears(program) if of is None or of.op in (*_OPEN, "phi", "instance", "library")]
+    return [
+        value
+        for value, owner in _clears(program)
+        if owner is None or owner.op in (*_OPEN, "phi", "instance", "library")
+    ]
 
 
 def _is_of(cleared: Value, networks: tuple[Value, ...] | None) -> bool:

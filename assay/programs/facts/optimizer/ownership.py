@@ -14,7 +14,7 @@ _PLAIN = ("Dropout", "ReLU", "GELU", "Tanh", "SiLU", "Softmax", "LogSoftmax", "I
 
 def is_network(value: Value) -> bool:
     if value.op == "instance":
-        return isinstance(value.thing, Instance) and value.thing.of.is_module
+        return isinstance(value.thing, Instance) and value.thing.cls.is_module
     return value.op in NETWORKS
 
 

@@ -25,9 +25,9 @@ _SUMS = frozenset(
     "repeat_interleave stack cat mean std sum clone detach neg element clamp sqrt pow var setitem".split()
 )
 _OF_TEXT = frozenset("replace strip lstrip rstrip lower upper splitlines startswith endswith removeprefix".split())
-_MOST = 200
-_LONGEST = 400  # characters of a pattern
-FAINT = 0.05  # a factor on noise that only breaks ties
+_MOST_VALUES = 200
+_LONGEST_PATTERN = 400  # characters of a pattern
+FAINT_NOISE = 0.05  # a factor on noise that only breaks ties
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +47,11 @@ def numbers(program: Program) -> list[Value]:
         skipped = ("dim", "keepdim", "key") if one.op != "index" else tuple("01234")
         return [part for name, part in one.arguments.items() if name not in skipped]
 
-    return list(islice(walk(policy_weights(program), terms, until=is_end), _MOST))
+    return list(islice(walk(policy_weights(program), terms, until=is_end), _MOST_VALUES))
 
 
 def _is_faint(value: Value) -> bool:
-    return isinstance(value.constant, int | float) and abs(value.constant) < FAINT
+    return isinstance(value.constant, int | float) and abs(value.constant) < FAINT_NOISE
 
 
 def random_rewards(program: Program) -> Iterator[Flaw]:
@@ -78,11 +78,11 @@ def unequal_comparisons(program: Program) -> Iterator[Flaw]:
     decides = {
         id(branch.condition)
         for value in program.values
-        if id(value) in program.weights
+        if id(value) in program.policy_factor_ids
         for branch in value.context.branches
     }
     for value in program.of("eq", "ne"):
-        if id(value) not in program.weights and id(value) not in decides:
+        if id(value) not in program.policy_factor_ids and id(value) not in decides:
             continue
         sides = [value.arguments["input"], value.arguments["other"]]
         for side, other in (sides, sides[::-1]):
@@ -141,7 +141,7 @@ def _has_no_group(asked: Value, match: Value) -> bool:
         pattern = compiled.argument("0") or compiled.input if is_pattern else None
     else:
         return False
-    if pattern is None or not isinstance(pattern.constant, str) or len(pattern.constant) > _LONGEST:
+    if pattern is None or not isinstance(pattern.constant, str) or len(pattern.constant) > _LONGEST_PATTERN:
         return False
     try:
         return re.compile(pattern.constant).groups < number

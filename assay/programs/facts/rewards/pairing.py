@@ -30,7 +30,7 @@ def scored_loops(program: Program) -> list[Loop]:
     """Loops in which rewards are made."""
     found: dict[int, Loop] = {}
     for value in program.values:
-        if id(value) in program.weights:
+        if id(value) in program.policy_factor_ids:
             for loop in value.context.loops:
                 found.setdefault(id(loop), loop)
     return list(found.values())
@@ -250,7 +250,7 @@ def _collected(program: Program) -> Iterator[Mispairing]:
     """Results that are appended as they come."""
     for appended in program.of("append"):
         given = appended.argument("value")
-        if given is None or isinstance(given.thing, Listing) or id(given) not in program.weights:
+        if given is None or isinstance(given.thing, Listing) or id(given) not in program.policy_factor_ids:
             continue
         for loop in appended.context.loops:
             source = loop_source(loop)
@@ -269,7 +269,7 @@ def _collected(program: Program) -> Iterator[Mispairing]:
             value
             for value in program.of("listing")
             if isinstance(value.thing, Listing)
-            and any(id(part) in program.weights for part in (value, *value.thing.elements))
+            and any(id(part) in program.policy_factor_ids for part in (value, *value.thing.elements))
             and any(loop in part.context.loops and loop not in value.context.loops for part in value.thing.elements)
             and not any(isinstance(part.thing, Listing) for part in value.thing.elements)
             and value.place.line == source.place.line

@@ -13,7 +13,7 @@ from assay.programs.walk import walk
 
 # puts values together or gives them another form
 _HOLDS = frozenset(
-    "listing list_repeat phi setitem tensor cat stack pad_sequence pad cast leave clone detach contiguous unsqueeze "
+    "listing list_repeat phi setitem tensor cat stack pad_sequence pad cast leave clone detach unsqueeze "
     "squeeze view reshape flatten expand repeat repeat_interleave element index where masked_fill add zip table".split()
 )
 # the same in each row, whatever the prompt is: special tokens, padding, sizes

@@ -7,7 +7,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import ancestors, follow, walk
 
-_NETWORKS = NETWORKS | {"wrapped", "prepared"}
+_NETWORKS = NETWORKS | {"wrapped"}
 
 
 def original(model: Value) -> Value:
@@ -66,6 +66,6 @@ def is_touched(program: Program, model: Value) -> bool:
         if value.input is None or not same_network(value.input, model):
             continue
         for user in value.users:
-            if user.op in ("zip", "dict", "table") or (user.op == "call" and "zip" in user.name):
+            if user.op in ("zip", "table") or (user.op == "call" and "zip" in user.name):
                 return True
     return False

@@ -15,7 +15,8 @@ from assay.programs.walk import ancestors, follow, walk
 from assay.verdict import Place
 
 # what an engine does besides being fed with weights
-_READS = ("generate", "chat", "attribute", "setattr", "phi", "forward", "get_tokenizer", "sleep", "wake_up")
+_READS = ("generate", "chat", "setattr", "phi", "forward")
+_HARMLESS_METHODS = ("get_tokenizer", "sleep", "wake_up")
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _is_only_asked(engine: Value) -> bool:
         if user.op == "attribute":
             if user.users:
                 return False
-        elif user.op not in _READS and not (user.op == "method" and user.name in _READS):
+        elif user.op not in _READS and not (user.op == "method" and user.name in _HARMLESS_METHODS):
             return False
     return True
 

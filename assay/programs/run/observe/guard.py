@@ -1,6 +1,7 @@
 """The line between our faults and somebody's script: what we do beside it may fail, and the script goes on.
 
-Only errors are held back. SystemExit and KeyboardInterrupt are the script's, and pass.
+Beside a script every Exception is held back; beside a trainer (examine/guard.py) only FAULTS. SystemExit and
+KeyboardInterrupt are the script's, and pass.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def attempt(report: Callable[[Exception], None], what: Callable[..., Any], *details: Any) -> Any:
+def shielded(report: Callable[[Exception], None], what: Callable[..., Any], *details: Any) -> Any:
     """what(*details); None if it raised; `report` is then called with the error."""
     try:
         return what(*details)

@@ -20,7 +20,7 @@ from assay.programs.run.sight import Sight
 from assay.programs.run.watched import WatchedRun
 from assay.verdict import Place
 
-FEW = 8  # parameters that show whether gradients are there
+PARAMETERS_LOOKED_AT = 8  # parameters that show whether gradients are there
 
 
 @dataclass(eq=False)
@@ -174,7 +174,7 @@ def _emptied_at(moves: Sequence[Move], held: Sequence[Tensor]) -> Place | None:
     return cleared[-1] if cleared and not _has_gradient(held, most=len(held)) else None
 
 
-def _has_gradient(parameters: Sequence[Tensor], most: int = FEW) -> bool:
+def _has_gradient(parameters: Sequence[Tensor], most: int = PARAMETERS_LOOKED_AT) -> bool:
     looked = 0
     with torch._C.DisableTorchFunction(), torch.no_grad():
         for parameter in parameters:

@@ -18,7 +18,7 @@ from assay.examine.inputs import active_dropout
 from assay.examine.weights import Weights
 from assay.programs.graph import Value
 from assay.programs.run.draws import sampling_of
-from assay.programs.run.observe.guard import attempt
+from assay.programs.run.observe.guard import shielded
 from assay.programs.run.observe.ledger import GradientLedger
 from assay.programs.run.observe.models import (
     Models,
@@ -54,7 +54,7 @@ class ScriptObserver:
         self.recorder.made = self._made
         self.recorder.drawn = self._drawn
         self.patches = Patches()
-        self.origins = run.origins
+        self.kinds = run.kinds
         self.ledger = GradientLedger(run)
         self.models = Models(run)
         self.updates = UpdateReader(run, self.models)
@@ -140,7 +140,7 @@ class ScriptObserver:
                 adapter_off=adapter_is_off(module) if model.has_adapter else False,
             )
         )
-        self.origins.forwards[id(value)] = self.run.forwards[-1]
+        self.kinds.forwards[id(value)] = self.run.forwards[-1]
 
     def _outputs(self, value: Value, output: Any, where: Any, ids: Tensor | None) -> Value | None:
         """Every tensor of the output is known from now on; the first with a dimension more than the ids are logits."""
@@ -157,7 +157,7 @@ class ScriptObserver:
             if is_logits:
                 logits = made
                 self.recorder.widen(made)
-                self.origins.logits.add(id(made))
+                self.kinds.logits.add(id(made))
             self.recorder.adopt(tensor, made)
         return logits
 
@@ -239,7 +239,7 @@ class ScriptObserver:
             self._drawn(value)
 
     def _drawn(self, value: Value) -> None:
-        draw = sampling_of(value, self.origins)
+        draw = sampling_of(value, self.kinds)
         draw.state = self.recorder.state if value.op == "multinomial" else self._state
         self.run.samplings.append(draw)
         self._sampled()
@@ -255,7 +255,7 @@ class ScriptObserver:
 
     def _made(self, value: Value, tensor: Tensor) -> None:
         """Of the tensors that need a gradient those are held that may be log-probs of chosen tokens."""
-        if self.origins.is_chosen(value):
+        if self.kinds.is_chosen(value):
             self._tensors[id(value)] = tensor
 
     def _backward(self, value: Value) -> Callable[[], None] | None:
@@ -266,7 +266,7 @@ class ScriptObserver:
         self._pending.append(backward)
         caught: dict[int, Tensor] = {}
         handles = [
-            tensor.register_hook(functools.partial(attempt, self.recorder.broke, catch, caught, key))  # type: ignore[no-untyped-call]
+            tensor.register_hook(functools.partial(shielded, self.recorder.broke, catch, caught, key))  # type: ignore[no-untyped-call]
             for key, tensor in self._tensors.items()
             if tensor.requires_grad
         ]
@@ -348,7 +348,7 @@ class ScriptObserver:
             model.version += 1
         self.recorder.next_update()
         if self.steps is not None and len(self.run.updates) >= self.steps:
-            attempt(self.recorder.broke, self._enough)
+            shielded(self.recorder.broke, self._enough)
             raise Enough(0)
         if self.steps is None and len(self.run.updates) >= MOST_UPDATES:
             self._enough()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from assay.programs.run.observe.guard import attempt
+from assay.programs.run.observe.guard import shielded
 
 if TYPE_CHECKING:
     from assay.programs.run.observe.observer import ScriptObserver
@@ -85,7 +85,7 @@ def _patch_steps(patches: Patches, observer: ScriptObserver) -> None:
         if steps and steps[-1][0] is optimizer:  # the step before raised, and the script went on
             steps.pop()[1].__exit__(None, None, None)
         if recorder.off == 0:
-            attempt(recorder.broke, observer.before_step, optimizer, sys._getframe(1))
+            shielded(recorder.broke, observer.before_step, optimizer, sys._getframe(1))
             context = recorder.suspended()
             context.__enter__()
             steps.append((optimizer, context))
@@ -93,7 +93,7 @@ def _patch_steps(patches: Patches, observer: ScriptObserver) -> None:
     def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if steps and steps[-1][0] is optimizer:
             steps.pop()[1].__exit__(None, None, None)
-            attempt(recorder.broke, observer.after_step, optimizer)
+            shielded(recorder.broke, observer.after_step, optimizer)
 
     patches.keep(register_optimizer_step_pre_hook(before))
     patches.keep(register_optimizer_step_post_hook(after))
@@ -124,11 +124,11 @@ def _around(
         if recorder.off:
             return original(*args, **kwargs)
         if before is not None:
-            attempt(recorder.broke, before, args, kwargs, sys._getframe(1))
+            shielded(recorder.broke, before, args, kwargs, sys._getframe(1))
         with recorder.suspended():
             result = original(*args, **kwargs)
         if after is not None:
-            attempt(recorder.broke, after, args, kwargs, sys._getframe(1), result)
+            shielded(recorder.broke, after, args, kwargs, sys._getframe(1), result)
         return result
 
     return call
@@ -140,9 +140,9 @@ def _pass(original: Callable[..., Any], observer: ScriptObserver) -> Callable[..
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if recorder.off:
             if observer.inside is not None and observer.inside[0] is self:
-                attempt(recorder.broke, _add_width, observer.inside[1], args, kwargs)
+                shielded(recorder.broke, _add_width, observer.inside[1], args, kwargs)
             return original(self, *args, **kwargs)
-        if not attempt(recorder.broke, observer.is_a_pass, self, args, kwargs):
+        if not shielded(recorder.broke, observer.is_a_pass, self, args, kwargs):
             return original(self, *args, **kwargs)
         observer.dropouts = 0
         nn.Module.__call__ = original  # type: ignore[method-assign]
@@ -152,7 +152,7 @@ def _pass(original: Callable[..., Any], observer: ScriptObserver) -> Callable[..
         finally:
             if not recorder.stopped:
                 nn.Module.__call__ = __call__  # type: ignore[method-assign]
-        attempt(recorder.broke, observer.add_pass, self, args, kwargs, output, sys._getframe(1))
+        shielded(recorder.broke, observer.add_pass, self, args, kwargs, output, sys._getframe(1))
         return output
 
     return __call__
@@ -168,7 +168,7 @@ def _count_dropout(original: Callable[..., Any], name: str, observer: ScriptObse
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        attempt(observer.recorder.broke, count, args, kwargs)
+        shielded(observer.recorder.broke, count, args, kwargs)
         return original(*args, **kwargs)
 
     def count(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

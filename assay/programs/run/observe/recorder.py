@@ -17,21 +17,21 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from assay.programs.graph import UNKNOWN, Context, Value, bound, canonical
-from assay.programs.run.observe.guard import attempt, sentence
+from assay.programs.run.observe.guard import sentence, shielded
 from assay.programs.run.observe.models import random_state
 from assay.programs.run.observe.places import Places
 from assay.programs.run.sight import Sight, shape_of
 from assay.programs.run.watched import WatchedRun
 from assay.verdict import Place
 
-LARGEST = 2_000_000  # numbers of a tensor that is kept
-MOST_BYTES = 256 * 2**20  # kept in all
-WIDE = 64  # tensors of logits narrower than this are kept whole if they are small
-SMALL = 65_536
-OFTEN = 32  # results of one expression between two updates that are copied; later ones are copied when they are used
-FEW = 4096  # numbers that are always copied
-ROWS = 4  # of a tensor as wide as the vocabulary that are looked at
-SHOWN, WIDEST = 2, 300_000  # of these rows that are kept, of the first few such tensors between two updates
+LARGEST_COPIED = 2_000_000  # numbers of a tensor that is kept
+MOST_COPIED_BYTES = 256 * 2**20  # kept in all
+WIDE_VOCABULARY = 64  # tensors of logits narrower than this are kept whole if they are small
+SMALL_LOGITS = 65_536
+MOST_COPIES = 32  # of one expression's results between two updates; later results are copied when they are used
+ALWAYS_COPIED = 4096  # tensors with at most this many numbers
+ROWS_LOOKED_AT = 4  # of a tensor as wide as the vocabulary
+ROWS_KEPT, WIDEST_ROW_KEPT = 2, 300_000  # of such a tensor, of the first few between two updates
 MOST_VALUES = 100_000  # some 150 MB
 
 # what describes a tensor and makes none
@@ -56,7 +56,7 @@ _REVERSED = frozenset(("__rsub__", "rsub", "__rdiv__", "__rtruediv__", "__rpow__
 _WIDTH_KEPT = frozenset(
     "softmax log_softmax div mul add sub cast clamp exp log masked_fill where nan_to_num scatter "
     "setitem index view reshape "
-    "squeeze unsqueeze contiguous clone detach contiguous element stack cat neg changed sort topk tanh".split()
+    "squeeze unsqueeze clone detach element stack cat neg changed sort topk tanh".split()
 )
 _RANDOM_OR_EMPTY = frozenset("empty empty_like new_empty empty_strided".split())
 
@@ -98,7 +98,7 @@ class CallRecorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if name == "backward":
             return self._backward(func, args, kwargs)
-        known = attempt(self.broke, self._given, name, args, kwargs, sys._getframe(1))
+        known = shielded(self.broke, self._given, name, args, kwargs, sys._getframe(1))
         if known is None:
             return func(*args, **kwargs)
         op, given, where = known
@@ -107,7 +107,7 @@ class CallRecorder(TorchFunctionMode):
         except RuntimeError:
             self.run.raised = Value(op, given, where[0], where[2], len(self.run.graph.values), name)
             raise
-        attempt(self.broke, self._result, op, name, given, where, result, args)
+        shielded(self.broke, self._result, op, name, given, where, result, args)
         return result
 
     def broke(self, error: Exception) -> None:
@@ -222,16 +222,16 @@ class CallRecorder(TorchFunctionMode):
         return seen
 
     def _look(self, value: Value, seen: Sight, tensor: Tensor, visits: int) -> None:
-        if id(value) in self._wide and (seen.shape[-1] >= WIDE or seen.size > SMALL):
-            if visits <= OFTEN and seen.is_floating and seen.size:
+        if id(value) in self._wide and (seen.shape[-1] >= WIDE_VOCABULARY or seen.size > SMALL_LOGITS):
+            if visits <= MOST_COPIES and seen.is_floating and seen.size:
                 seen.is_finite = _is_finite(tensor)
-                if visits <= SHOWN and seen.shape[-1] <= WIDEST:
-                    seen.rows = tensor.detach().reshape(-1, seen.shape[-1])[:SHOWN].double().cpu().numpy()
-        elif visits <= OFTEN or seen.size <= FEW:
+                if visits <= ROWS_KEPT and seen.shape[-1] <= WIDEST_ROW_KEPT:
+                    seen.rows = tensor.detach().reshape(-1, seen.shape[-1])[:ROWS_KEPT].double().cpu().numpy()
+        elif visits <= MOST_COPIES or seen.size <= ALWAYS_COPIED:
             seen.data = self._copy(tensor, seen)
 
     def _copy(self, tensor: Tensor, seen: Sight) -> Tensor | None:
-        if seen.size > LARGEST or self._bytes > MOST_BYTES or tensor.is_sparse or tensor.is_meta:
+        if seen.size > LARGEST_COPIED or self._bytes > MOST_COPIED_BYTES or tensor.is_sparse or tensor.is_meta:
             return None
         with torch._C.DisableTorchFunction():
             copy = tensor.detach().clone()
@@ -274,13 +274,13 @@ class CallRecorder(TorchFunctionMode):
             self.drawn(value)
 
     def _backward(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        after = attempt(self.broke, self._before_backward, args[0] if args else None, sys._getframe(2))
+        after = shielded(self.broke, self._before_backward, args[0] if args else None, sys._getframe(2))
         try:
             with self.suspended():
                 return func(*args, **kwargs)
         finally:
             if after is not None:
-                attempt(self.broke, after)
+                shielded(self.broke, after)
 
     def _before_backward(self, loss: Any, frame: Any) -> Callable[[], None] | None:
         if not isinstance(loss, Tensor):
@@ -341,7 +341,7 @@ def _holds_tensor(part: Any) -> bool:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Of the first ROWS rows and the last. Logits of -inf are how tokens are taken out."""
+    """Of the first ROWS_LOOKED_AT rows and the last. Logits of -inf are how tokens are taken out."""
     rows = tensor.detach().reshape(-1, tensor.shape[-1])
-    rows = rows if len(rows) <= ROWS else torch.cat([rows[: ROWS - 1], rows[-1:]])
+    rows = rows if len(rows) <= ROWS_LOOKED_AT else torch.cat([rows[: ROWS_LOOKED_AT - 1], rows[-1:]])
     return not bool((rows.isnan() | rows.isposinf()).any())

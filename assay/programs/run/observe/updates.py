@@ -15,7 +15,7 @@ from torch import nn
 
 from assay.machine.faults import FAULTS
 from assay.policy.plain import Plain, plain_logprobs_of_rows
-from assay.programs.run.batches import ASKED, batch_of, fields_of
+from assay.programs.run.batches import MOST_BATCHES, batch_of, fields_of
 from assay.programs.run.observe.models import Models
 from assay.programs.run.roles import find_roles
 from assay.programs.run.watched import WatchedRun, WatchedUpdate, as_of_now
@@ -32,7 +32,7 @@ class UpdateReader:
 
     def begins(self, update: WatchedUpdate) -> bool:
         """Before the update is read or put off: whether it is read now. Its roles are then known."""
-        is_now = len(self.run.batches) < ASKED and len(self.run.updates) <= AT_MOST
+        is_now = len(self.run.batches) < MOST_BATCHES and len(self.run.updates) <= AT_MOST
         if is_now:
             self._find_roles(update)
         return is_now
@@ -64,7 +64,7 @@ class UpdateReader:
 
     def _find_roles(self, update: WatchedUpdate) -> None:
         for backward in update.backwards:
-            backward.roles = find_roles(backward.loss, self.run.origins)
+            backward.roles = find_roles(backward.loss, self.run.kinds)
 
     def _ask(self, number: int, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain] | None:
         """A reference answers once for all updates of a rollout batch."""

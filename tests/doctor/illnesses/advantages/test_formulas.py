@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples import edit_batch, healthy_batch
 from assay.doctor.illnesses.advantages import degenerate_std, formula, group_scope, not_centred, per_sequence_whiten
 from assay.doctor.illnesses.kl import kl_estimator
 from assay.doctor.illnesses.loss import loss_formula
@@ -108,7 +108,7 @@ def test_a_solved_and_a_hopeless_run_are_healthy(reward):
     ],
 )
 def test_other_kinds_of_advantages_are_not_judged_as_those_of_groups(changes):
-    batch = edited(batch_of(REWARDS**2 + 0.3, **STATED), **changes)
+    batch = edit_batch(batch_of(REWARDS**2 + 0.3, **STATED), **changes)
     assert not findings(batch, ON_ADVANTAGES)
     assert word(formula.check_batch, batch) is State.NOT_APPLICABLE
 
@@ -116,8 +116,8 @@ def test_other_kinds_of_advantages_are_not_judged_as_those_of_groups(changes):
 def test_a_kl_in_the_reward_that_the_batch_does_not_hold_is_not_accused():
     values = grouped(z, REWARDS - np.linspace(0.0, 0.3, 12) ** 2)
     batch = batch_of(values, **STATED, kl_coef=0.1)
-    assert word(formula.check_batch, edited(batch, kl_placement="reward")) is State.NOT_APPLICABLE
-    assert word(formula.check_batch, edited(batch, kl_placement="loss")) is State.FINDING
+    assert word(formula.check_batch, edit_batch(batch, kl_placement="reward")) is State.NOT_APPLICABLE
+    assert word(formula.check_batch, edit_batch(batch, kl_placement="loss")) is State.FINDING
 
 
 def test_parts_of_groups_are_not_accused():
@@ -126,7 +126,7 @@ def test_parts_of_groups_are_not_accused():
     part = batch_of(whole.arrays["advantages"][kept], REWARDS[kept], IDS[kept], **STATED, group_size=4)
     assert not findings(part, ON_ADVANTAGES)
     centred_over_the_part = REWARDS[kept] - REWARDS[kept].mean()
-    assert word(group_scope.check_batch, edited(part, advantages=centred_over_the_part)) is State.NOT_APPLICABLE
+    assert word(group_scope.check_batch, edit_batch(part, advantages=centred_over_the_part)) is State.NOT_APPLICABLE
 
 
 # ---------------------------------------------------------------- advantages
@@ -147,18 +147,18 @@ def test_the_three_illnesses_of_a_baseline_do_not_overlap():
 
 
 def test_without_rewards_one_sign_in_every_group_is_likely_at_most():
-    batch = edited(batch_of(REWARDS, **STATED), rewards=None)
+    batch = edit_batch(batch_of(REWARDS, **STATED), rewards=None)
     assert not_centred.check_batch(batch).confidence is Confidence.LIKELY
-    assert not_centred.check_batch(edited(batch, baseline=None)).confidence is Confidence.POSSIBLE
+    assert not_centred.check_batch(edit_batch(batch, baseline=None)).confidence is Confidence.POSSIBLE
 
 
 @pytest.mark.parametrize(("largest", "state"), [(1.5, State.HEALTHY), (1.53, State.FINDING)])
 def test_an_advantage_is_bounded_by_the_size_of_its_group(largest, state):
     values = np.array([largest, -largest / 3, -largest / 3, -largest / 3])  # G = 4: 3 / sqrt(4) = 1.5
-    batch = edited(batch_of(values, REWARDS[:4], IDS[:4], **STATED), rewards=None)
+    batch = edit_batch(batch_of(values, REWARDS[:4], IDS[:4], **STATED), rewards=None)
     assert word(degenerate_std.check_batch, batch) is state
     for free in ({"std": "none"}, {"std": None}, {"scale": "batch"}):
-        assert word(degenerate_std.check_batch, edited(batch, **free)) is State.HEALTHY
+        assert word(degenerate_std.check_batch, edit_batch(batch, **free)) is State.HEALTHY
 
 
 @pytest.mark.parametrize(("size", "state"), [(0.09, State.HEALTHY), (0.11, State.FINDING)])
@@ -226,16 +226,16 @@ def test_one_white_row_is_not_enough_to_accuse():
 def test_a_kl_that_outweighs_the_advantages_is_not_a_flipped_sign():
     batch = consistent(healthy_batch(update=1), kl_coef=50.0)
     assert inverted.check_batch(batch).facts[0].what.startswith("distance of the ratio")
-    assert word(inverted.check_batch, edited(batch, ratio=None)) is State.HEALTHY
+    assert word(inverted.check_batch, edit_batch(batch, ratio=None)) is State.HEALTHY
 
 
 def test_the_ratio_is_judged_without_gradients_and_the_other_way_round():
     batch = healthy_batch(update=1)
-    without = edited(batch, gradients=None)
-    assert word(inverted.check_batch, edited(without, ratio=1 / batch.arrays["ratio"])) is State.FINDING
-    flipped = edited(batch, ratio=None, gradients=-batch.arrays["gradients"])
+    without = edit_batch(batch, gradients=None)
+    assert word(inverted.check_batch, edit_batch(without, ratio=1 / batch.arrays["ratio"])) is State.FINDING
+    flipped = edit_batch(batch, ratio=None, gradients=-batch.arrays["gradients"])
     assert word(inverted.check_batch, flipped) is State.FINDING
-    assert word(inverted.check_batch, edited(without, ratio=None)) is State.NOT_ENOUGH_DATA
+    assert word(inverted.check_batch, edit_batch(without, ratio=None)) is State.NOT_ENOUGH_DATA
 
 
 def test_on_policy_there_is_no_clip_to_judge():
@@ -244,76 +244,76 @@ def test_on_policy_there_is_no_clip_to_judge():
 
 def clipped_batch(**settings):
     (batch,) = clip_inverted.ILLNESS.well().batches
-    return consistent(batch, token_loss=None, **settings) if settings else edited(batch, token_loss=None)
+    return consistent(batch, token_loss=None, **settings) if settings else edit_batch(batch, token_loss=None)
 
 
 @pytest.mark.parametrize("objective", ["dapo", "grpo", "gspo", "dr_grpo"])
 def test_the_clip_is_judged_by_gradients_alone_and_whatever_their_scale(objective):
     right = clipped_batch(objective=objective, clip_low=0.02, clip_high=0.02)
-    right = edited(right, token_loss=None, gradients=right.arrays["gradients"] * 7.0)
+    right = edit_batch(right, token_loss=None, gradients=right.arrays["gradients"] * 7.0)
     assert word(clip_inverted.check_batch, right) is State.HEALTHY
     free = consistent(right, clip_low=1e9, clip_high=1e9).arrays["gradients"]
-    never = edited(right, gradients=free)
+    never = edit_batch(right, gradients=free)
     assert "never clipped" in clip_inverted.check_batch(never).message
 
 
 def test_max_in_the_place_of_min_is_told_by_gradients():
     (batch,) = clip_inverted.ILLNESS.sick().batches
-    assert "max(r A, clip(r) A)" in clip_inverted.check_batch(edited(batch, token_loss=None)).message
-    assert "max(r A, clip(r) A)" in clip_inverted.check_batch(edited(batch, gradients=None)).message
+    assert "max(r A, clip(r) A)" in clip_inverted.check_batch(edit_batch(batch, token_loss=None)).message
+    assert "max(r A, clip(r) A)" in clip_inverted.check_batch(edit_batch(batch, gradients=None)).message
 
 
 def test_the_kl_part_of_the_loss_tells_the_estimator():
-    batch = edited(consistent(healthy_batch(update=1)), kl=None)
+    batch = edit_batch(consistent(healthy_batch(update=1)), kl=None)
     assert word(kl_estimator.check_batch, batch) is State.HEALTHY
     difference_BT = np.where(batch.arrays["mask"], batch.arrays["new_logprobs"] - batch.arrays["ref_logprobs"], 0.0)
     mean = float((np.expm1(difference_BT) - difference_BT).sum() / batch.arrays["mask"].sum())
-    found = kl_estimator.check_batch(edited(batch, kl_loss=0.05 * mean))
+    found = kl_estimator.check_batch(edit_batch(batch, kl_loss=0.05 * mean))
     assert "exchanged" in found.message
     assert found.confidence is Confidence.PROVEN
-    assert word(kl_estimator.check_batch, edited(batch, kl_loss=-0.01)) is State.NOT_APPLICABLE
+    assert word(kl_estimator.check_batch, edit_batch(batch, kl_loss=-0.01)) is State.NOT_APPLICABLE
 
 
 def test_another_estimator_is_possible_where_one_is_stated():
-    batch = edited(consistent(healthy_batch(update=1), kl_estimator="k1"), kl_estimator="k3")
+    batch = edit_batch(consistent(healthy_batch(update=1), kl_estimator="k1"), kl_estimator="k3")
     assert kl_estimator.check_batch(batch).confidence is Confidence.POSSIBLE
-    assert word(kl_estimator.check_batch, edited(batch, kl_estimator=None)) is State.HEALTHY
+    assert word(kl_estimator.check_batch, edit_batch(batch, kl_estimator=None)) is State.HEALTHY
 
 
 @pytest.mark.parametrize(("mean", "state"), [(-1e-4, State.FINDING), (-1e-6, State.NOT_ENOUGH_DATA)])
 def test_a_mean_of_k3_below_zero_is_impossible(mean, state):
     batch = Batch.of({"kl_coef": 0.1, "kl_estimator": "k3", "kl_mean": mean, "dtype": "float32"})
     assert word(kl_estimator.check_batch, batch) is state
-    assert word(kl_estimator.check_batch, edited(batch, kl_estimator="k1")) is State.NOT_APPLICABLE
+    assert word(kl_estimator.check_batch, edit_batch(batch, kl_estimator="k1")) is State.NOT_APPLICABLE
 
 
 @pytest.mark.parametrize(("off", "state"), [(5e-5, State.HEALTHY), (3e-4, State.FINDING)])
 def test_a_loss_may_be_off_by_rounding_of_its_terms(off, state):
     batch = consistent(healthy_batch(update=1), kl_coef=0.0)
     terms_BT = np.abs(batch.arrays["token_loss"][batch.arrays["mask"]])
-    assert word(loss_formula.check_batch, edited(batch, loss=batch.number("loss") + off * terms_BT.mean())) is state
+    assert word(loss_formula.check_batch, edit_batch(batch, loss=batch.number("loss") + off * terms_BT.mean())) is state
 
 
 def test_a_part_of_an_update_is_compared_with_its_share_and_else_left_alone():
     part = consistent(healthy_batch(update=1), sequences=64, loss_tokens=512)
     assert word(loss_formula.check_batch, part) is State.HEALTHY
-    assert word(loss_formula.check_batch, edited(part, loss=0.123)) is State.NOT_APPLICABLE
-    assert word(loss_formula.check_batch, edited(part, loss=0.123, loss_again=0.123)) is State.FINDING
+    assert word(loss_formula.check_batch, edit_batch(part, loss=0.123)) is State.NOT_APPLICABLE
+    assert word(loss_formula.check_batch, edit_batch(part, loss=0.123, loss_again=0.123)) is State.FINDING
     flipped = -float((weights(part, "token_mean") * terms(part).of_tokens()).sum())
-    assert loss_formula.check_batch(edited(part, loss=flipped)).confidence is Confidence.LIKELY
-    assert loss_formula.check_batch(edited(part, loss=flipped, loss_again=flipped)).confidence is Confidence.PROVEN
+    assert loss_formula.check_batch(edit_batch(part, loss=flipped)).confidence is Confidence.LIKELY
+    assert loss_formula.check_batch(edit_batch(part, loss=flipped, loss_again=flipped)).confidence is Confidence.PROVEN
 
 
 def test_the_loss_of_a_foreign_batch_is_healthy_if_any_objective_fits_and_never_accused():
-    batch = edited(consistent(healthy_batch(update=1), objective="gspo"), objective=None)
+    batch = edit_batch(consistent(healthy_batch(update=1), objective="gspo"), objective=None)
     assert word(loss_formula.check_batch, batch) is State.HEALTHY
-    assert word(loss_formula.check_batch, edited(batch, loss=0.123)) is State.NOT_APPLICABLE
+    assert word(loss_formula.check_batch, edit_batch(batch, loss=0.123)) is State.NOT_APPLICABLE
 
 
 def test_a_mean_over_a_rollout_batch_of_unknown_size_is_not_accused():
-    batch = edited(consistent(healthy_batch(update=1)), loss=0.123, minibatches=2)
+    batch = edit_batch(consistent(healthy_batch(update=1)), loss=0.123, minibatches=2)
     assert word(loss_formula.check_batch, batch) is State.NOT_APPLICABLE
-    assert word(loss_formula.check_batch, edited(batch, minibatches=1)) is State.FINDING
+    assert word(loss_formula.check_batch, edit_batch(batch, minibatches=1)) is State.FINDING
 
 
 @pytest.mark.parametrize("illness", EVERY, ids=lambda one: one.__name__.rpartition(".")[2])
@@ -321,6 +321,6 @@ def test_a_mean_over_a_rollout_batch_of_unknown_size_is_not_accused():
 def test_numbers_that_are_none_crash_nothing(illness, name, recwarn):
     batch = healthy_batch(update=1)
     for broken in (np.full(batch.arrays[name].shape, np.nan), np.zeros(batch.arrays[name].shape)):
-        word(illness.check_batch, edited(batch, **{name: broken}))
-    word(illness.check_batch, edited(batch, mask=np.zeros(batch.arrays["mask"].shape)))
+        word(illness.check_batch, edit_batch(batch, **{name: broken}))
+    word(illness.check_batch, edit_batch(batch, mask=np.zeros(batch.arrays["mask"].shape)))
     assert not recwarn.list

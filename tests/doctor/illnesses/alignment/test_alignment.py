@@ -8,7 +8,7 @@ import pytest
 
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import B, T, edited, healthy_batch
+from assay.doctor.examples import B, T, edit_batch, healthy_batch
 from assay.doctor.facts.context import last_place
 from assay.doctor.illnesses.alignment import attention_mask, position_ids, retokenise, shift, wrong_context
 from assay.verdict import Confidence, Missing, State
@@ -82,7 +82,7 @@ def test_every_other_id_is_counted_and_placed():
     sampled_BT = batch.arrays["tokens"].copy()
     sampled_BT[2, 0] += 1
     sampled_BT[5, 1:3] += 1
-    verdict = retokenise.check_batch(edited(batch, sampled_tokens=sampled_BT))
+    verdict = retokenise.check_batch(edit_batch(batch, sampled_tokens=sampled_BT))
     assert verdict.message.startswith(f"2 of {B} rows")
     assert [fact.value for fact in verdict.facts[:2]] == [2, 3]
     assert (verdict.facts[1].row, verdict.facts[1].token) == (2, 0)
@@ -93,7 +93,7 @@ def test_a_forced_token_may_differ_from_the_sampled_one():
     sampled_BT, forced_BT = batch.arrays["tokens"].copy(), np.zeros((B, T), dtype=bool)
     sampled_BT[2, 0] += 1
     forced_BT[2, 0] = True
-    assert retokenise.check_batch(edited(batch, sampled_tokens=sampled_BT, forced=forced_BT)).state is State.HEALTHY
+    assert retokenise.check_batch(edit_batch(batch, sampled_tokens=sampled_BT, forced=forced_BT)).state is State.HEALTHY
 
 
 PROMPTS = [[11, 12, 13], [21, 22, 23]]
@@ -230,21 +230,21 @@ def test_an_offset_that_a_rotary_model_ignores_is_healthy():
 def test_padding_that_moves_log_probs_is_blamed_on_one_of_the_two(changes, named):
     batch = healthy_batch()
     scored_BT = batch.arrays["scored_again"] + np.random.default_rng(4).normal(0.0, 0.3, size=(B, T))
-    diagnosis = diagnose(Evidence((edited(batch, scored_padded=scored_BT, **changes),)), MINE)
+    diagnosis = diagnose(Evidence((edit_batch(batch, scored_padded=scored_BT, **changes),)), MINE)
     assert [word.code for word in diagnosis.findings] == [named]
     assert diagnosis.findings[0].confidence is Confidence.LIKELY
 
 
 def test_a_wrong_mask_leaves_unknown_positions_in_peace():
     (batch,) = attention_mask.ILLNESS.sick().batches
-    diagnosis = diagnose(Evidence((edited(batch, position_ids=None),)), MINE)
+    diagnosis = diagnose(Evidence((edit_batch(batch, position_ids=None),)), MINE)
     assert [word.code for word in diagnosis.findings] == ["ALGN05"]
 
 
 def test_scoring_that_is_not_repeatable_says_nothing_about_padding():
     batch = healthy_batch()
     again_BT = batch.arrays["scored_again"] + np.random.default_rng(4).normal(0.0, 0.3, size=(B, T))
-    assert not diagnose(Evidence((edited(batch, scored_again=again_BT),)), MINE).findings
+    assert not diagnose(Evidence((edit_batch(batch, scored_again=again_BT),)), MINE).findings
 
 
 def test_bfloat16_rounding_is_not_padding():
@@ -253,7 +253,7 @@ def test_bfloat16_rounding_is_not_padding():
         name: batch.arrays[name] + np.random.default_rng(seed).normal(0.0, 0.04, size=(B, T))
         for seed, name in enumerate(("scored_padded", "scored_alone", "scored_permuted", "plain_logprobs"))
     }
-    assert not diagnose(Evidence((edited(batch, **rounded),)), MINE).findings
+    assert not diagnose(Evidence((edit_batch(batch, **rounded),)), MINE).findings
 
 
 @pytest.mark.parametrize(
@@ -267,11 +267,11 @@ def test_bfloat16_rounding_is_not_padding():
     ],
 )
 def test_empty_masks_and_nan_break_nothing_and_accuse_nobody(changes):
-    diagnosis = diagnose(Evidence((edited(healthy_batch(), **changes),)), MINE)
+    diagnosis = diagnose(Evidence((edit_batch(healthy_batch(), **changes),)), MINE)
     assert not diagnosis.of(State.CRASHED), diagnosis.of(State.CRASHED)
     assert not diagnosis.findings
 
 
 def test_a_context_without_its_prompts_is_not_judged():
     with pytest.raises(Missing, match="prompt_mask"):
-        wrong_context.check_batch(edited(healthy_batch(), prompt_mask=None))
+        wrong_context.check_batch(edit_batch(healthy_batch(), prompt_mask=None))

@@ -1,7 +1,7 @@
 """ALGN01 to ALGN09 in the source: many ways to write the same fault, and neighbours that must stay silent."""
 
 import pytest
-from doctor.illnesses.read_script import edited, findings_in
+from doctor.illnesses.read_script import edit_script, findings_in
 
 from assay.doctor.examples.scripts import GENERATE, LOOP
 from assay.doctor.illnesses.alignment.sampled_token_logp import SCRIPT_SICK, SCRIPT_WELL
@@ -271,12 +271,12 @@ def cases(table):
 
 @pytest.mark.parametrize(("code", "case"), cases(FAULTS))
 def test_a_fault_of_alignment_is_found(code, case, tmp_path):
-    assert findings(edited(*case), code, tmp_path)
+    assert findings(edit_script(*case), code, tmp_path)
 
 
 @pytest.mark.parametrize(("code", "case"), cases(SILENT))
 def test_a_neighbour_of_it_is_not(code, case, tmp_path):
-    assert not findings(edited(*case), code, tmp_path)
+    assert not findings(edit_script(*case), code, tmp_path)
 
 
 @pytest.mark.parametrize("text", [LOOP, GENERATE], ids=["loop", "generate"])

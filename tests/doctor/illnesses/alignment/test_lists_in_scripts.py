@@ -1,7 +1,7 @@
 """ALGN01 to ALGN09 in scripts that carry tokens in lists: an own tokenizer, an own engine, rows padded by hand."""
 
 import pytest
-from doctor.illnesses.read_script import edited, findings_in
+from doctor.illnesses.read_script import edit_script, findings_in
 
 LISTS = """
 import torch
@@ -304,7 +304,7 @@ SILENT = {
 
 
 def findings(edits, code, folder):
-    return findings_in(edited(LISTS, *edits), folder, [code])
+    return findings_in(edit_script(LISTS, *edits), folder, [code])
 
 
 def cases(table):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import B, edited, healthy_batch
+from assay.doctor.examples import B, edit_batch, healthy_batch
 from assay.doctor.illnesses.alignment import prompt_truncated, row_provenance, sampled_token_logp
 from assay.verdict import Confidence, Missing, State
 
@@ -81,13 +81,13 @@ def test_log_probs_of_the_likeliest_token_are_likely_by_old_and_proven_by_the_pl
     verdict = sampled_token_logp.check_batch(batch)
     assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.LIKELY)
     assert verdict.message.startswith("the sampler's log-probs of 8 of 16 tokens")
-    plain = edited(batch, plain_logprobs=batch.arrays["old_logprobs"])
+    plain = edit_batch(batch, plain_logprobs=batch.arrays["old_logprobs"])
     assert sampled_token_logp.check_batch(plain).confidence is Confidence.PROVEN
 
 
 def test_an_entropy_that_the_likeliest_token_cannot_have_takes_the_proof_away():
     batch = sampled(LIKELIEST, TRAINER)
-    plain = edited(batch, plain_logprobs=batch.arrays["old_logprobs"], entropy=np.full((1, 16), 0.3))
+    plain = edit_batch(batch, plain_logprobs=batch.arrays["old_logprobs"], entropy=np.full((1, 16), 0.3))
     assert sampled_token_logp.check_batch(plain).confidence is Confidence.LIKELY  # log 0.6 = -0.51 < -0.3
 
 
@@ -121,7 +121,7 @@ def test_bfloat16_rounding_is_no_other_token():
 @pytest.mark.parametrize("name", ["old_logprobs", "new_logprobs", "sampler_logprobs", "ref_logprobs"])
 def test_rows_of_log_probs_that_belong_to_others_are_named(name):
     batch = healthy_batch()
-    verdict = row_provenance.check_batch(edited(batch, **{name: np.roll(batch.arrays[name], 1, axis=0)}))
+    verdict = row_provenance.check_batch(edit_batch(batch, **{name: np.roll(batch.arrays[name], 1, axis=0)}))
     assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.PROVEN)
     assert verdict.message.startswith(f"{name} of ")
     assert f"row 0 holds those of row {B - 1}" in verdict.message
@@ -129,7 +129,7 @@ def test_rows_of_log_probs_that_belong_to_others_are_named(name):
 
 def test_without_plain_log_probs_the_sampler_is_the_witness():
     batch = healthy_batch(update=1, plain_logprobs=None, plain_ref_logprobs=None)
-    moved = edited(batch, old_logprobs=np.roll(batch.arrays["old_logprobs"], 1, axis=0))
+    moved = edit_batch(batch, old_logprobs=np.roll(batch.arrays["old_logprobs"], 1, axis=0))
     assert "as sampler_logprobs show" in row_provenance.check_batch(moved).message
     assert row_provenance.check_batch(batch).state is State.HEALTHY
 
@@ -139,10 +139,10 @@ def test_two_rows_that_changed_places_are_enough_and_one_copied_row_is_not():
     old_BT = batch.arrays["old_logprobs"]
     order = np.arange(B)
     order[[3, 9]] = order[[9, 3]]  # both of the full length
-    assert row_provenance.check_batch(edited(batch, old_logprobs=old_BT[order])).facts[1].value == 2
+    assert row_provenance.check_batch(edit_batch(batch, old_logprobs=old_BT[order])).facts[1].value == 2
     copied_BT = old_BT.copy()
     copied_BT[3] = old_BT[9]
-    assert row_provenance.check_batch(edited(batch, old_logprobs=copied_BT)).state is State.HEALTHY
+    assert row_provenance.check_batch(edit_batch(batch, old_logprobs=copied_BT)).state is State.HEALTHY
 
 
 def test_rows_that_go_wrong_late_still_fit_themselves_best():
@@ -156,14 +156,16 @@ def test_rows_that_go_wrong_late_still_fit_themselves_best():
 def test_noise_is_not_another_row(spread):
     batch = healthy_batch(dtype="bfloat16")
     noise_BT = spread * np.random.default_rng(0).standard_normal(batch.arrays["mask"].shape)
-    noisy = edited(batch, old_logprobs=batch.arrays["old_logprobs"] + noise_BT)
+    noisy = edit_batch(batch, old_logprobs=batch.arrays["old_logprobs"] + noise_BT)
     assert row_provenance.check_batch(noisy).state is State.HEALTHY
 
 
 def test_equal_rows_are_not_mistaken_for_each_other():
     batch = healthy_batch()
     same = {name: np.repeat(batch.arrays[name][:1], B, axis=0) for name in ("old_logprobs", "plain_logprobs", "mask")}
-    assert row_provenance.check_batch(edited(batch, new_logprobs=same["old_logprobs"], **same)).state is State.HEALTHY
+    assert (
+        row_provenance.check_batch(edit_batch(batch, new_logprobs=same["old_logprobs"], **same)).state is State.HEALTHY
+    )
 
 
 def advantages(order=None, rewards=(3.0, 1.0, 0.0, 2.0, 5.0, 1.0, 1.0, 0.0), **rest):
@@ -201,7 +203,7 @@ def test_advantages_by_another_formula_are_not_taken_for_other_rows():
 
 def test_advantages_of_unscored_rows_are_0_and_no_sign_of_another_order():
     batch = advantages(rewards=(3.0, 1.0, 0.0, 2.0, np.nan, np.nan, np.nan, np.nan))
-    zeros = edited(batch, advantages=[1.5, -0.5, -1.5, 0.5, 0.0, 0.0, 0.0, 0.0])
+    zeros = edit_batch(batch, advantages=[1.5, -0.5, -1.5, 0.5, 0.0, 0.0, 0.0, 0.0])
     assert row_provenance.check_batch(zeros).state is State.HEALTHY
 
 

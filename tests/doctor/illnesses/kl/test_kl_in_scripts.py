@@ -3,7 +3,7 @@
 import pytest
 from doctor.illnesses.read_script import codes_in
 
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 
 CODES = "KL01 KL02 KL03 KL04 KL05".split()
 KL = "kl = torch.exp(ref - new) - (ref - new) - 1"
@@ -17,27 +17,27 @@ def found(text, folder):
 
 
 SICK = {
-    "KL01 subtracted": changed(LOSS, "(-gain - 0.04 * kl)"),
-    "KL01 inside of the brackets": changed(LOSS, "-(gain + 0.04 * kl)"),
-    "KL01 negative coefficient": changed(LOSS, "(-gain + -0.04 * kl)"),
-    "KL01 squares subtracted": changed(KL, "kl = 0.5 * (new - ref) ** 2").replace(LOSS, "(-gain - 0.04 * kl)"),
-    "KL02 detached": changed(LOSS, "(-gain + 0.04 * kl.detach())"),
-    "KL02 under no_grad": changed(KL, f"with torch.no_grad():\n            {KL}"),
-    "KL02 new detached inside": changed(KL, "d = ref - new.detach()\n        kl = d.exp() - d - 1"),
-    "KL02 of the old log-probs": changed(KL, "kl = torch.exp(ref - old) - (ref - old) - 1"),
-    "KL03 difference": changed(KL, "kl = new - ref"),
-    "KL03 negated": changed(KL, "kl = -(ref - new)"),
-    "KL03 method": changed(KL, "kl = new.sub(ref)"),
-    "KL03 called k3": changed(KL, "k3 = new - ref\n        kl = k3"),
-    "KL04 plus": changed(KL, "kl = torch.exp(ref - new) + (ref - new) - 1"),
-    "KL04 exponent turned": changed(KL, "d = ref - new\n        kl = torch.exp(-d) - d - 1"),
-    "KL04 direction": changed(KL, "d = new - ref\n        kl = d.exp() - d - 1"),
-    "KL04 negative": changed(KL, "d = ref - new\n        kl = d - torch.expm1(d)"),
-    "KL04 exponential alone": changed(KL, "kl = torch.exp(ref - new)"),
-    "KL05 two names": changed(REFERENCE, "reference = policy"),
-    "KL05 shallow copy": changed(REFERENCE, "reference = copy.copy(policy)"),
-    "KL05 its own copy": changed(KL, "kl = torch.exp(new.detach() - new) - (new.detach() - new) - 1"),
-    "KL05 renewed before each rollout": changed(
+    "KL01 subtracted": with_change(LOSS, "(-gain - 0.04 * kl)"),
+    "KL01 inside of the brackets": with_change(LOSS, "-(gain + 0.04 * kl)"),
+    "KL01 negative coefficient": with_change(LOSS, "(-gain + -0.04 * kl)"),
+    "KL01 squares subtracted": with_change(KL, "kl = 0.5 * (new - ref) ** 2").replace(LOSS, "(-gain - 0.04 * kl)"),
+    "KL02 detached": with_change(LOSS, "(-gain + 0.04 * kl.detach())"),
+    "KL02 under no_grad": with_change(KL, f"with torch.no_grad():\n            {KL}"),
+    "KL02 new detached inside": with_change(KL, "d = ref - new.detach()\n        kl = d.exp() - d - 1"),
+    "KL02 of the old log-probs": with_change(KL, "kl = torch.exp(ref - old) - (ref - old) - 1"),
+    "KL03 difference": with_change(KL, "kl = new - ref"),
+    "KL03 negated": with_change(KL, "kl = -(ref - new)"),
+    "KL03 method": with_change(KL, "kl = new.sub(ref)"),
+    "KL03 called k3": with_change(KL, "k3 = new - ref\n        kl = k3"),
+    "KL04 plus": with_change(KL, "kl = torch.exp(ref - new) + (ref - new) - 1"),
+    "KL04 exponent turned": with_change(KL, "d = ref - new\n        kl = torch.exp(-d) - d - 1"),
+    "KL04 direction": with_change(KL, "d = new - ref\n        kl = d.exp() - d - 1"),
+    "KL04 negative": with_change(KL, "d = ref - new\n        kl = d - torch.expm1(d)"),
+    "KL04 exponential alone": with_change(KL, "kl = torch.exp(ref - new)"),
+    "KL05 two names": with_change(REFERENCE, "reference = policy"),
+    "KL05 shallow copy": with_change(REFERENCE, "reference = copy.copy(policy)"),
+    "KL05 its own copy": with_change(KL, "kl = torch.exp(new.detach() - new) - (new.detach() - new) - 1"),
+    "KL05 renewed before each rollout": with_change(
         ROLLOUT, "    reference.load_state_dict(policy.state_dict())\n" + ROLLOUT
     ),
 }
@@ -50,33 +50,33 @@ def test_a_fault_of_the_kl_is_found_and_no_other(form, tmp_path):
 
 HEALTHY = {
     "the script itself": GRPO,
-    "k3 under a mask that is not known as one": changed(
+    "k3 under a mask that is not known as one": with_change(
         KL, "weights = rewards_of(ids)\n        d = (ref - new) * weights\n        kl = d.exp() - d - 1"
     ),
-    "an optimizer that holds the wrong network": changed("AdamW(policy.", "AdamW(reference."),
-    "called k1": changed(KL, "k1 = torch.exp(ref - new) - (ref - new) - 1\n        kl = k1"),
-    "written with new - ref": changed(KL, "d = new - ref\n        kl = torch.exp(-d) + d - 1"),
-    "expm1": changed(KL, "d = ref - new\n        kl = torch.expm1(d) - d"),
-    "negative and subtracted": changed(KL, "d = ref - new\n        kl = d - torch.expm1(d)").replace(
+    "an optimizer that holds the wrong network": with_change("AdamW(policy.", "AdamW(reference."),
+    "called k1": with_change(KL, "k1 = torch.exp(ref - new) - (ref - new) - 1\n        kl = k1"),
+    "written with new - ref": with_change(KL, "d = new - ref\n        kl = torch.exp(-d) + d - 1"),
+    "expm1": with_change(KL, "d = ref - new\n        kl = torch.expm1(d) - d"),
+    "negative and subtracted": with_change(KL, "d = ref - new\n        kl = d - torch.expm1(d)").replace(
         LOSS, "(-gain - 0.04 * kl)"
     ),
-    "squares": changed(KL, "kl = 0.5 * (new - ref) ** 2"),
-    "absolute": changed(KL, "kl = (new - ref).abs()"),
-    "a guarded exponent": changed(KL, "d = torch.clamp(ref - new, -20.0, 20.0)\n        kl = torch.exp(d) - d - 1"),
-    "none": changed(LOSS, "(-gain)"),
-    "k1 times the ratio": changed(KL, "kl = ratio * (new.detach() - ref)"),
-    "renewed now and then": changed(
+    "squares": with_change(KL, "kl = 0.5 * (new - ref) ** 2"),
+    "absolute": with_change(KL, "kl = (new - ref).abs()"),
+    "a guarded exponent": with_change(KL, "d = torch.clamp(ref - new, -20.0, 20.0)\n        kl = torch.exp(d) - d - 1"),
+    "none": with_change(LOSS, "(-gain)"),
+    "k1 times the ratio": with_change(KL, "kl = ratio * (new.detach() - ref)"),
+    "renewed now and then": with_change(
         ROLLOUT, "    if step % 50 == 0:\n        reference.load_state_dict(policy.state_dict())\n" + ROLLOUT
     ),
-    "loaded twice from one checkpoint": changed(
+    "loaded twice from one checkpoint": with_change(
         REFERENCE, 'reference = AutoModelForCausalLM.from_pretrained("tiny").eval()'
     ),
-    "to the policy that sampled": changed(KL, "kl = torch.exp(new - old) - (new - old) - 1"),
-    "maximised": changed(LOSS, "(gain - 0.04 * kl)").replace("lr=1e-6)", "lr=1e-6, maximize=True)"),
-    "k1 in the reward": changed(LOSS, "(-gain)").replace(
+    "to the policy that sampled": with_change(KL, "kl = torch.exp(new - old) - (new - old) - 1"),
+    "maximised": with_change(LOSS, "(gain - 0.04 * kl)").replace("lr=1e-6)", "lr=1e-6, maximize=True)"),
+    "k1 in the reward": with_change(LOSS, "(-gain)").replace(
         "    for epoch", "    advantages = advantages - 0.04 * (old - ref)\n    for epoch"
     ),
-    "adapters switched off": changed("        ref = score(reference, ids, start)\n", "").replace(
+    "adapters switched off": with_change("        ref = score(reference, ids, start)\n", "").replace(
         "    for epoch",
         "    with torch.no_grad(), policy.disable_adapter():\n        ref = score(policy, ids, start)\n    for epoch",
     ),
@@ -96,7 +96,7 @@ def test_a_healthy_kl_is_left_alone(form, tmp_path):
     ],
 )
 def test_a_kl_that_is_rewarded_is_found(term, code, tmp_path):
-    text = changed(LOSS, "(-gain)").replace("    for epoch", f"    advantages = {term}\n    for epoch")
+    text = with_change(LOSS, "(-gain)").replace("    for epoch", f"    advantages = {term}\n    for epoch")
     assert found(text, tmp_path) == {code}
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.illnesses.kl import reference
 from assay.doctor.illnesses.numerics import autocast_mismatch
 from assay.doctor.illnesses.sampling import stale_sampler
@@ -18,7 +18,7 @@ FINDING, HEALTHY, NOT_APPLICABLE, NO_DATA = State.FINDING, State.HEALTHY, State.
 def at_the_start(distance, **changes):
     batch = healthy_batch(step=1, policy_version=0, plain_ref_logprobs=None)
     ref_BT = batch.arrays["old_logprobs"] - distance
-    return edited(batch, **{"ref_logprobs": ref_BT, **changes})
+    return edit_batch(batch, **{"ref_logprobs": ref_BT, **changes})
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ def test_a_difference_at_step_one_is_proven_only_of_untouched_weights():
 
 def test_a_policy_that_is_scored_wrongly_does_not_accuse_the_reference():
     batch = at_the_start(0.5)
-    assert reference.check_batch(edited(batch, plain_logprobs=batch.arrays["ref_logprobs"])).state is NO_DATA
+    assert reference.check_batch(edit_batch(batch, plain_logprobs=batch.arrays["ref_logprobs"])).state is NO_DATA
 
 
 def test_the_reference_is_asked_again():
     batch = healthy_batch()
     other_BT = batch.arrays["ref_logprobs"] * 0.8  # another temperature, roughly
-    assert reference.check_batch(edited(batch, plain_ref_logprobs=other_BT)).state is FINDING
+    assert reference.check_batch(edit_batch(batch, plain_ref_logprobs=other_BT)).state is FINDING
     assert reference.check_batch(batch).state is HEALTHY
 
 
@@ -67,7 +67,7 @@ def test_the_reference_is_asked_again():
 )
 def test_a_reference_that_follows_the_policy_is_equal_to_the_last_bit(changes, state, confidence):
     (following,) = reference.ILLNESS.sick().batches
-    verdict = reference.check_batch(edited(following, plain_ref_logprobs=None, **changes))
+    verdict = reference.check_batch(edit_batch(following, plain_ref_logprobs=None, **changes))
     assert verdict.state is state
     assert confidence is None or verdict.confidence is confidence
 
@@ -89,7 +89,7 @@ def test_a_renewed_reference_may_have_a_kl_of_zero():
 
 
 def behind(lag, spread, **changes):
-    return edited(stale_sampler._sampled_by(7 - lag, spread), **changes)
+    return edit_batch(stale_sampler._sampled_by(7 - lag, spread), **changes)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_without_versions_older_weights_are_told_by_their_looks(changes, state):
 def test_other_causes_of_a_mismatch_are_not_called_stale():
     batch = behind(0, 0.1)
     sampler_BT = batch.arrays["sampler_logprobs"]
-    hot = edited(batch, plain_raw_logprobs=sampler_BT)
-    elsewhere = edited(batch, sampler_logprobs=np.roll(sampler_BT, 1, axis=0))
-    trainer_off = edited(batch, plain_logprobs=sampler_BT)
+    hot = edit_batch(batch, plain_raw_logprobs=sampler_BT)
+    elsewhere = edit_batch(batch, sampler_logprobs=np.roll(sampler_BT, 1, axis=0))
+    trainer_off = edit_batch(batch, plain_logprobs=sampler_BT)
     assert {stale_sampler.check_batch(one).state for one in (hot, elsewhere, trainer_off)} == {NOT_APPLICABLE}
 
 
@@ -166,7 +166,7 @@ def test_one_rounded_side_is_proven(kind, side):
     batch = healthy_batch()
     values = batch.arrays[side]
     rounded = autocast_mismatch._to_bfloat16(values) if kind == "bfloat16" else values.astype(np.float16)
-    verdict = autocast_mismatch.check_batch(edited(batch, **{side: rounded}))
+    verdict = autocast_mismatch.check_batch(edit_batch(batch, **{side: rounded}))
     assert (verdict.state, verdict.confidence, verdict.severity) == (FINDING, Confidence.PROVEN, None)
     assert side in verdict.message
     assert ("bfloat16" in verdict.message) is (kind == "bfloat16")
@@ -175,18 +175,18 @@ def test_one_rounded_side_is_proven(kind, side):
 def test_an_engine_that_reports_rounded_numbers_is_waste_unless_they_are_used():
     batch = healthy_batch()
     rounded_BT = autocast_mismatch._to_bfloat16(batch.arrays["sampler_logprobs"])
-    logged = autocast_mismatch.check_batch(edited(batch, sampler_logprobs=rounded_BT))
-    used = autocast_mismatch.check_batch(edited(batch, sampler_logprobs=rounded_BT, correction="token"))
+    logged = autocast_mismatch.check_batch(edit_batch(batch, sampler_logprobs=rounded_BT))
+    used = autocast_mismatch.check_batch(edit_batch(batch, sampler_logprobs=rounded_BT, correction="token"))
     assert (logged.severity, used.severity) == (Severity.WASTEFUL, None)
 
 
 def test_all_sides_rounded_alike_have_the_same_precision():
     batch = healthy_batch()
     rounded = {name: autocast_mismatch._to_bfloat16(batch.arrays[name]) for name in autocast_mismatch.SIDES}
-    assert autocast_mismatch.check_batch(edited(batch, **rounded)).state is HEALTHY
+    assert autocast_mismatch.check_batch(edit_batch(batch, **rounded)).state is HEALTHY
 
 
 def test_one_side_in_float32_and_the_other_in_float64_are_both_exact():
     batch = healthy_batch()
     single_BT = batch.arrays["old_logprobs"].astype(np.float32)
-    assert autocast_mismatch.check_batch(edited(batch, old_logprobs=single_BT)).state is HEALTHY
+    assert autocast_mismatch.check_batch(edit_batch(batch, old_logprobs=single_BT)).state is HEALTHY

@@ -3,7 +3,7 @@
 import pytest
 from doctor.illnesses.read_script import codes_in
 
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 
 LOSS = "(-gain + 0.04 * kl)"
 GAIN = "gain = torch.min(ratio * advantages, clipped * advantages)"
@@ -27,13 +27,13 @@ def plain(loss):
 
 
 SICK = {
-    "minus missing": changed(LOSS, "(gain + 0.04 * kl)"),
-    "minus twice": changed(GAIN, "gain = -torch.min(ratio * advantages, clipped * advantages)"),
-    "max of gains": changed(GAIN, "gain = -torch.max(ratio * advantages, clipped * advantages)"),
-    "advantage turned": changed(ADVANTAGES, "(rewards.mean(dim=1, keepdim=True) - rewards)"),
-    "advantage negated": changed(ADVANTAGES, "-(rewards - rewards.mean(dim=1, keepdim=True))"),
-    "negated loss": changed("        loss.backward()", "        (-loss).backward()"),
-    "maximised with a minus": changed("lr=1e-6)", "lr=1e-6, maximize=True)"),
+    "minus missing": with_change(LOSS, "(gain + 0.04 * kl)"),
+    "minus twice": with_change(GAIN, "gain = -torch.min(ratio * advantages, clipped * advantages)"),
+    "max of gains": with_change(GAIN, "gain = -torch.max(ratio * advantages, clipped * advantages)"),
+    "advantage turned": with_change(ADVANTAGES, "(rewards.mean(dim=1, keepdim=True) - rewards)"),
+    "advantage negated": with_change(ADVANTAGES, "-(rewards - rewards.mean(dim=1, keepdim=True))"),
+    "negated loss": with_change("        loss.backward()", "        (-loss).backward()"),
+    "maximised with a minus": with_change("lr=1e-6)", "lr=1e-6, maximize=True)"),
     "log-probs": plain("(new * advantages * mask).sum() / mask.sum()"),
     "negative log-probs with a minus": plain("-((-new) * advantages * mask).sum() / mask.sum()"),
     "ratio": plain("(torch.exp(new - new.detach()) * advantages * mask).sum() / mask.sum()"),
@@ -47,9 +47,9 @@ def test_a_wrong_sign_is_found(form, tmp_path):
 
 HEALTHY = {
     "the script itself": GRPO,
-    "max of losses": changed(GAIN, "gain = -torch.max(-ratio * advantages, -clipped * advantages)"),
-    "maximised": changed(LOSS, "(gain - 0.04 * kl)").replace("lr=1e-6)", "lr=1e-6, maximize=True)"),
-    "turned twice": changed(ADVANTAGES, "(rewards.mean(dim=1, keepdim=True) - rewards)").replace(
+    "max of losses": with_change(GAIN, "gain = -torch.max(-ratio * advantages, -clipped * advantages)"),
+    "maximised": with_change(LOSS, "(gain - 0.04 * kl)").replace("lr=1e-6)", "lr=1e-6, maximize=True)"),
+    "turned twice": with_change(ADVANTAGES, "(rewards.mean(dim=1, keepdim=True) - rewards)").replace(
         LOSS, "(gain + 0.04 * kl)"
     ),
     "log-probs": plain("-(new * advantages * mask).sum() / mask.sum()"),
@@ -59,7 +59,7 @@ HEALTHY = {
     "subtracted": plain("0.0 - (new * advantages * mask).sum() / mask.sum()"),
     "an entropy-like term without an advantage": plain("(0.01 * new * mask).sum() / mask.sum()"),
     "unlikelihood": plain("(new * mask).mean()"),
-    "gradients turned by hand": changed(LOSS, "(gain - 0.04 * kl)").replace(
+    "gradients turned by hand": with_change(LOSS, "(gain - 0.04 * kl)").replace(
         "        optimizer.step()",
         "        for p in policy.parameters():\n            p.grad = -p.grad\n        optimizer.step()",
     ),
@@ -72,4 +72,4 @@ def test_a_right_sign_is_left_alone(form, tmp_path):
 
 
 def test_without_an_optimizer_nothing_is_said(tmp_path):
-    assert not found(changed(LOSS, "(gain + 0.04 * kl)").replace("        optimizer.step()\n", ""), tmp_path)
+    assert not found(with_change(LOSS, "(gain + 0.04 * kl)").replace("        optimizer.step()\n", ""), tmp_path)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.illnesses.loss import zero_loss
 from assay.doctor.illnesses.metrics import signal_lost
 from assay.verdict import Confidence, Missing, Severity, State
@@ -22,7 +22,7 @@ def test_a_loss_that_is_not_near_zero_is_left_alone():
 def test_near_is_a_thousandth_of_the_advantages():
     batch = healthy_batch()
     size = float(np.abs(batch.token_advantages[batch.arrays["mask"]]).mean())
-    near, far = (zero_loss.check_batch(edited(batch, loss=factor * 1e-3 * size)) for factor in (0.9, 1.1))
+    near, far = (zero_loss.check_batch(edit_batch(batch, loss=factor * 1e-3 * size)) for factor in (0.9, 1.1))
     assert "cancel" in near.message
     assert near.state is State.HEALTHY
     assert far.message == "the loss is not near 0"
@@ -72,15 +72,15 @@ def test_advantages_of_zero_are_explained_by_the_rewards(rewards, state, word):
 
 def test_everything_clipped_is_the_cause_but_not_if_one_row_is_free():
     batch = healthy_batch(update=1, loss=0.0)
-    assert "clipped" in zero_loss.check_batch(edited(batch, clipped=batch.arrays["mask"])).message
+    assert "clipped" in zero_loss.check_batch(edit_batch(batch, clipped=batch.arrays["mask"])).message
     free_BT = batch.arrays["mask"].copy()
     free_BT[0] = False
-    assert zero_loss.check_batch(edited(batch, clipped=free_BT)).state is State.HEALTHY
+    assert zero_loss.check_batch(edit_batch(batch, clipped=free_BT)).state is State.HEALTHY
 
 
 def test_vanished_importance_weights_are_the_cause():
     batch = healthy_batch(loss=0.0, correction="sequence", correction_mode="truncate", correction_high=2.0)
-    off = edited(batch, old_logprobs=batch.arrays["sampler_logprobs"] - 1.5)
+    off = edit_batch(batch, old_logprobs=batch.arrays["sampler_logprobs"] - 1.5)
     verdict = zero_loss.check_batch(off)
     assert verdict.severity is Severity.FATAL
     assert "importance weights" in verdict.message
@@ -157,7 +157,7 @@ def test_every_generated_token_is_accounted_for_once():
 
 def test_weights_near_zero_lose_tokens_too():
     batch = healthy_batch(update=1, correction="token", correction_mode="truncate", correction_high=2.0)
-    off = edited(batch, old_logprobs=batch.arrays["sampler_logprobs"] - 10.0)
+    off = edit_batch(batch, old_logprobs=batch.arrays["sampler_logprobs"] - 10.0)
     assert "lost: with an importance weight near 0" in facts_of(signal_lost.check_batch(off))
 
 

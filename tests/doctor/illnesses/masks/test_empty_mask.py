@@ -19,7 +19,7 @@ def broken(**changes):
     return Batch.of({**values, **changes})
 
 
-def changed(value, row, token=0):
+def with_value(value, row, token=0):
     array = np.full((4, 2), -1.0)
     array[row, token] = value
     return array
@@ -34,27 +34,27 @@ def test_a_loss_that_breaks_on_sound_inputs_and_an_empty_row_is_proven():
     assert told() == (State.FINDING, PROVEN)
     assert told(loss=0.1)[0] is State.HEALTHY
     assert told(mask=[[1, 1]] * 4)[0] is State.HEALTHY  # no row is empty: the NaN is another illness's
-    verdict = empty_mask.check_batch(broken(loss=None, gradients=changed(np.nan, 1)))
+    verdict = empty_mask.check_batch(broken(loss=None, gradients=with_value(np.nan, 1)))
     assert (verdict.state, verdict.message[:9]) == (State.FINDING, "gradients")
-    assert told(loss=None, gradients=changed(0.5, 1))[0] is State.HEALTHY
+    assert told(loss=None, gradients=with_value(0.5, 1))[0] is State.HEALTHY
 
 
 @pytest.mark.parametrize("name", ["new_logprobs", "old_logprobs", "ref_logprobs"])
 def test_a_nan_that_goes_in_is_not_of_the_division(name):
-    assert told(**{name: changed(np.nan, 1)})[0] is State.NOT_APPLICABLE  # a loss token
-    assert told(**{name: changed(-np.inf, 3)}) == (State.FINDING, LIKELY)  # inf * 0 under the mask is NaN as well
+    assert told(**{name: with_value(np.nan, 1)})[0] is State.NOT_APPLICABLE  # a loss token
+    assert told(**{name: with_value(-np.inf, 3)}) == (State.FINDING, LIKELY)  # inf * 0 under the mask is NaN as well
 
 
 def test_advantages_count_by_row_and_by_token():
     assert told(advantages=[1.0, np.nan, 0.5, 0.5])[0] is State.NOT_APPLICABLE
     assert told(advantages=[1.0, -1.0, 0.5, np.nan]) == (State.FINDING, LIKELY)
-    assert told(advantages=changed(np.nan, 1))[0] is State.NOT_APPLICABLE
-    assert told(advantages=changed(np.nan, 3)) == (State.FINDING, LIKELY)
+    assert told(advantages=with_value(np.nan, 1))[0] is State.NOT_APPLICABLE
+    assert told(advantages=with_value(np.nan, 3)) == (State.FINDING, LIKELY)
     assert told(advantages=np.full((4, 2), 1.0)) == (State.FINDING, PROVEN)
 
 
 def test_the_samplers_log_probs_count_where_the_loss_may_be_corrected_by_them():
-    lost = {"sampler_logprobs": changed(np.nan, 1)}
+    lost = {"sampler_logprobs": with_value(np.nan, 1)}
     assert told(**lost) == (State.FINDING, PROVEN)
     assert told(**lost, correction="token")[0] is State.NOT_APPLICABLE
     assert told(**lost, correction=None)[0] is State.NOT_APPLICABLE
@@ -62,8 +62,8 @@ def test_the_samplers_log_probs_count_where_the_loss_may_be_corrected_by_them():
 
 @pytest.mark.parametrize(("gap", "confidence"), [(9.9, PROVEN), (10.1, LIKELY)])
 def test_an_exp_that_may_overflow_is_another_cause(gap, confidence):
-    assert told(new_logprobs=changed(-1.0 - gap, 0)) == (State.FINDING, confidence)
-    assert told(ref_logprobs=changed(-1.0 - gap, 3)) == (State.FINDING, confidence)
+    assert told(new_logprobs=with_value(-1.0 - gap, 0)) == (State.FINDING, confidence)
+    assert told(ref_logprobs=with_value(-1.0 - gap, 3)) == (State.FINDING, confidence)
 
 
 @pytest.mark.parametrize("name", ["new_logprobs", "old_logprobs", "advantages"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from assay.doctor.evidence import Batch
-from assay.doctor.examples import EOS, PAD, edited, healthy_batch, healthy_curves
+from assay.doctor.examples import EOS, PAD, edit_batch, healthy_batch, healthy_curves
 from assay.doctor.facts.rounding import gradients_off, loss_limit
 from assay.doctor.illnesses.alignment import prompt_truncated, row_provenance, sampled_token_logp
 from assay.doctor.illnesses.loss import split_dependence
@@ -47,15 +47,15 @@ def two_rows(mask, *, tokens=((7, 8, EOS, PAD), (9, 9, 9, 9)), **rest):
 def odd_batches():
     batch = healthy_batch()
     for name, values in batch.arrays.items():
-        yield edited(batch, **{name: None})
+        yield edit_batch(batch, **{name: None})
         if values.dtype.kind == "f":
-            yield edited(batch, **{name: np.full(values.shape, NAN)})
-            yield edited(batch, **{name: np.full(values.shape, np.inf)})
+            yield edit_batch(batch, **{name: np.full(values.shape, NAN)})
+            yield edit_batch(batch, **{name: np.full(values.shape, np.inf)})
     nothing_BT = np.zeros(batch.arrays["mask"].shape, dtype=bool)
-    yield edited(batch, mask=nothing_BT, prompt_mask=np.zeros_like(batch.arrays["prompt_mask"]))
+    yield edit_batch(batch, mask=nothing_BT, prompt_mask=np.zeros_like(batch.arrays["prompt_mask"]))
     for number in batch.numbers:
         if number.startswith("loss"):
-            yield edited(batch, **{number: NAN})
+            yield edit_batch(batch, **{number: NAN})
     yield Batch.of({"tokens": np.zeros((0, 4)), "mask": np.zeros((0, 4)), "lengths": np.zeros(0), "eos_ids": (EOS,)})
     yield Batch.of({"tokens": np.zeros((2, 0)), "mask": np.zeros((2, 0)), "lengths": np.zeros(2), "eos_ids": (EOS,)})
     yield two_rows([[1, 1, 1, 0], [1, 1, 1, 1]], lengths=[9, 0], finished=[1, 0])
@@ -94,7 +94,7 @@ def test_padding_with_the_id_of_eos_behind_a_cut_off_row_is_not_an_untrained_eos
         [[1, 1, 1, 0], [1, 1, 0, 0]], tokens=[[7, 8, EOS, EOS], [9, 9, EOS, EOS]], finished=[1, 0], lengths=[3, 2]
     )
     assert eos_untrained.check_batch(batch).state is State.HEALTHY
-    assert eos_untrained.check_batch(edited(batch, lengths=None)).state is State.HEALTHY
+    assert eos_untrained.check_batch(edit_batch(batch, lengths=None)).state is State.HEALTHY
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_the_limit_of_rounding_is_measured_against_the_terms_where_the_loss_is_0
     assert loss_limit(batch, 0.0) == pytest.approx(1e-6)
     checks = {"loss_padded": padding_dependence, "loss_split": split_dependence, "loss_perturbed": stat_without_mask}
     for name, module in checks.items():
-        assert module.check_batch(edited(batch, **{name: change})).state is state
+        assert module.check_batch(edit_batch(batch, **{name: change})).state is state
 
 
 def test_without_gradients_the_terms_are_as_large_as_the_advantages():
@@ -247,7 +247,7 @@ def test_without_gradients_the_terms_are_as_large_as_the_advantages():
 def test_a_loss_in_bfloat16_may_lose_its_last_digit():
     batch = Batch.of({"loss_again": 1.0, "loss_padded": 1.0078, "dtype": "bfloat16"})
     assert padding_dependence.check_batch(batch).state is State.HEALTHY
-    assert padding_dependence.check_batch(edited(batch, dtype="float32")).state is State.FINDING
+    assert padding_dependence.check_batch(edit_batch(batch, dtype="float32")).state is State.FINDING
 
 
 def test_gradients_differ_beyond_rounding_or_where_one_is_nan():
@@ -260,10 +260,10 @@ def test_gradients_differ_beyond_rounding_or_where_one_is_nan():
 def test_padding_that_only_scales_the_loss_is_not_taken_for_a_statistic_without_mask():
     batch = healthy_batch(update=1)
     scaled = {"loss_padded": batch.number("loss") * 0.8, "loss_perturbed": batch.number("loss") * 0.8}
-    batch = edited(batch, gradients_perturbed=batch.arrays["gradients"] * 0.8, **scaled)
+    batch = edit_batch(batch, gradients_perturbed=batch.arrays["gradients"] * 0.8, **scaled)
     assert stat_without_mask.check_batch(batch).state is State.HEALTHY
     assert padding_dependence.check_batch(batch).state is State.FINDING
-    unscaled = edited(batch, loss_padded=batch.number("loss"), loss_perturbed=batch.number("loss"))
+    unscaled = edit_batch(batch, loss_padded=batch.number("loss"), loss_perturbed=batch.number("loss"))
     assert "gradient of" in stat_without_mask.check_batch(unscaled).message
 
 
@@ -298,12 +298,12 @@ def test_a_loss_that_is_nan_is_laid_on_an_empty_row_only_if_its_inputs_are_finit
     batch = Batch.of({"tokens": [[7, 8], [7, 8]], "mask": [[1, 1], [0, 0]], "loss": NAN, **inputs})
     assert empty_mask.check_batch(batch).confidence is Confidence.PROVEN
     assert empty_mask.check_batch(batch).facts[0].row == 1
-    broken = edited(batch, new_logprobs=[[NAN, 0.0], [0.0, 0.0]])
+    broken = edit_batch(batch, new_logprobs=[[NAN, 0.0], [0.0, 0.0]])
     assert empty_mask.check_batch(broken).state is State.NOT_APPLICABLE
-    under_the_mask = edited(batch, new_logprobs=[[0.0, 0.0], [NAN, 0.0]])
+    under_the_mask = edit_batch(batch, new_logprobs=[[0.0, 0.0], [NAN, 0.0]])
     assert empty_mask.check_batch(under_the_mask).state is State.FINDING
-    assert empty_mask.check_batch(edited(batch, loss=0.5)).state is State.HEALTHY
-    assert empty_mask.check_batch(edited(batch, mask=[[1, 1], [0, 1]])).state is State.HEALTHY
+    assert empty_mask.check_batch(edit_batch(batch, loss=0.5)).state is State.HEALTHY
+    assert empty_mask.check_batch(edit_batch(batch, mask=[[1, 1], [0, 1]])).state is State.HEALTHY
 
 
 def test_a_batch_without_loss_tokens_is_fatal_unless_it_was_left_out_on_purpose():
@@ -314,8 +314,8 @@ def test_a_batch_without_loss_tokens_is_fatal_unless_it_was_left_out_on_purpose(
         Confidence.PROVEN,
     )
     assert empty_mask.ILLNESS.severity is Severity.FATAL
-    flat = edited(batch, advantages=np.zeros(4))  # groups of equal rewards may be left out
-    for other in (flat, edited(batch, mask_truncated=True), edited(batch, mask_truncated=None)):
+    flat = edit_batch(batch, advantages=np.zeros(4))  # groups of equal rewards may be left out
+    for other in (flat, edit_batch(batch, mask_truncated=True), edit_batch(batch, mask_truncated=None)):
         on_purpose = empty_mask.check_batch(other)
         assert (on_purpose.severity, on_purpose.confidence) == (Severity.WASTEFUL, Confidence.POSSIBLE)
 
@@ -332,7 +332,7 @@ def test_a_nan_loss_is_laid_on_what_stands_under_the_mask_only_if_all_inside_is_
 def test_a_loss_that_large_values_under_the_mask_break_is_a_finding():
     batch = Batch.of({"loss_again": 0.5, "loss_perturbed": np.inf})
     assert exp_before_mask.check_batch(batch).state is State.FINDING
-    assert exp_before_mask.check_batch(edited(batch, loss_perturbed=0.5)).state is State.HEALTHY
+    assert exp_before_mask.check_batch(edit_batch(batch, loss_perturbed=0.5)).state is State.HEALTHY
 
 
 def test_a_batch_with_nothing_extreme_under_its_mask_proves_nothing():

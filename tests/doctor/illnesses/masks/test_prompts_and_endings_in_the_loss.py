@@ -5,7 +5,7 @@ import pytest
 
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
-from assay.doctor.examples import EOS, PAD, edited, healthy_batch, healthy_curves
+from assay.doctor.examples import EOS, PAD, edit_batch, healthy_batch, healthy_curves
 from assay.doctor.illnesses.loss import zero_loss
 from assay.doctor.illnesses.masks import eos_untrained, prompt_in_loss
 from assay.doctor.illnesses.numerics import not_finite
@@ -20,7 +20,7 @@ FLOW = ("advantages", "old_logprobs", "ref_logprobs", "new_logprobs", "ratio", "
 def with_one(batch, name, value, row=2, token=1):
     values = batch.arrays[name].copy()
     values[(row, token)[: values.ndim]] = value
-    return edited(batch, **{name: values})
+    return edit_batch(batch, **{name: values})
 
 
 # ---------------------------------------------------------------- not_finite
@@ -29,7 +29,7 @@ def with_one(batch, name, value, row=2, token=1):
 @pytest.mark.parametrize("value", [NAN, np.inf, -np.inf])
 @pytest.mark.parametrize("name", FLOW)
 def test_a_number_that_is_not_finite_is_named_with_its_place(name, value):
-    verdict = not_finite.check_batch(edited(with_one(healthy_batch(update=1), name, value), gradient_norm=NAN))
+    verdict = not_finite.check_batch(edit_batch(with_one(healthy_batch(update=1), name, value), gradient_norm=NAN))
     assert (verdict.state, verdict.confidence, verdict.severity) == (State.FINDING, Confidence.PROVEN, None)
     assert verdict.message.startswith(f"{name} of 1 of ")
     assert (verdict.facts[0].row, verdict.facts[0].token) == (2, None if name == "advantages" else 1)
@@ -37,14 +37,14 @@ def test_a_number_that_is_not_finite_is_named_with_its_place(name, value):
 
 @pytest.mark.parametrize("name", ["loss", "policy_loss", "kl_loss", "gradient_norm"])
 def test_a_number_of_the_update_that_is_not_finite_is_named(name):
-    diagnosis = diagnose(Evidence((edited(healthy_batch(update=1), loss_again=None, **{name: NAN}),)))
+    diagnosis = diagnose(Evidence((edit_batch(healthy_batch(update=1), loss_again=None, **{name: NAN}),)))
     assert diagnosis.findings[0].code == "NUM03"
     assert diagnosis.findings[0].severity is Severity.FATAL or name in ("policy_loss", "kl_loss")
     assert f"{name} is not finite" in diagnosis.findings[0].verdict.message
 
 
 def test_the_first_in_the_order_of_computation_is_the_source_and_the_rest_is_listed():
-    batch = edited(healthy_batch(update=1), loss=NAN, gradient_norm=NAN)
+    batch = edit_batch(healthy_batch(update=1), loss=NAN, gradient_norm=NAN)
     for name in ("gradients", "new_logprobs", "ratio"):
         batch = with_one(batch, name, NAN)
     message = not_finite.check_batch(batch).message
@@ -53,7 +53,7 @@ def test_the_first_in_the_order_of_computation_is_the_source_and_the_rest_is_lis
 
 
 def test_an_infinite_reward_is_shown_as_where_the_advantages_come_from():
-    batch = with_one(with_one(edited(healthy_batch(), loss=NAN), "advantages", NAN), "rewards", np.inf)
+    batch = with_one(with_one(edit_batch(healthy_batch(), loss=NAN), "advantages", NAN), "rewards", np.inf)
     assert [fact.what for fact in not_finite.check_batch(batch).facts] == ["advantages", "reward"]
 
 
@@ -67,14 +67,14 @@ def test_an_infinite_reward_is_shown_as_where_the_advantages_come_from():
     ],
 )
 def test_what_may_be_nan_is_no_finding(changes):
-    assert not_finite.check_batch(edited(healthy_batch(update=1), **changes)).state is State.HEALTHY
+    assert not_finite.check_batch(edit_batch(healthy_batch(update=1), **changes)).state is State.HEALTHY
 
 
 @pytest.mark.parametrize("name", [name for name in FLOW if name != "advantages"])
 def test_nan_under_the_mask_is_no_finding(name):
     batch = healthy_batch(update=1)
     values = np.where(batch.arrays["mask"], batch.arrays[name], NAN)
-    assert not_finite.check_batch(edited(batch, **{name: values})).state is State.HEALTHY
+    assert not_finite.check_batch(edit_batch(batch, **{name: values})).state is State.HEALTHY
 
 
 def test_with_a_finite_loss_the_nan_was_replaced_and_the_finding_is_likely():
@@ -109,13 +109,13 @@ def test_ratio_not_one_leaves_nan_to_not_finite_and_judges_the_rest():
     batch = with_one(healthy_batch(), "new_logprobs", NAN)
     verdict = ratio_not_one.check_batch(batch)
     assert (verdict.state, "NUM03" in verdict.message) == (State.NOT_APPLICABLE, True)
-    moved = ratio_not_one.check_batch(edited(batch, new_logprobs=batch.arrays["new_logprobs"] - 0.5))
+    moved = ratio_not_one.check_batch(edit_batch(batch, new_logprobs=batch.arrays["new_logprobs"] - 0.5))
     assert (moved.state, moved.facts[0].value) == (State.FINDING, pytest.approx(0.5))
     assert "nan" not in moved.message
 
 
 def test_nan_advantages_are_the_cause_and_the_rest_follows():
-    batch = edited(with_one(healthy_batch(update=1), "advantages", NAN), loss=NAN, gradient_norm=NAN)
+    batch = edit_batch(with_one(healthy_batch(update=1), "advantages", NAN), loss=NAN, gradient_norm=NAN)
     diagnosis = diagnose(Evidence((batch,)))
     assert diagnosis.findings[0].code == "ADV04"
     assert diagnosis.causes["NUM03"] == "ADV04"

@@ -3,7 +3,7 @@
 import pytest
 from doctor.illnesses.read_script import codes_in
 
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 
 CODES = ("HYP01", "MET06")
 STEP = "        optimizer.step()\n"
@@ -17,7 +17,7 @@ def found(text, folder):
 
 def logged(*lines, before=""):
     """The script with more lines after each update."""
-    text = changed(STEP, STEP + "".join(f"        {line}\n" for line in lines))
+    text = with_change(STEP, STEP + "".join(f"        {line}\n" for line in lines))
     return text.replace("for step in range(100):", f"{before}\nfor step in range(100):") if before else text
 
 
@@ -36,15 +36,15 @@ def credited(decay, turns="reversed(range(64))"):
     first = (
         "    advantages = (rewards - rewards.mean(dim=1, keepdim=True)) / (rewards.std(dim=1, keepdim=True) + 1e-4)\n"
     )
-    text = changed(first + "    advantages = advantages.view(-1, 1)\n", GAE.format(decay=decay, turns=turns))
+    text = with_change(first + "    advantages = advantages.view(-1, 1)\n", GAE.format(decay=decay, turns=turns))
     return text.replace("from task import", "from task import critic,")
 
 
 SETTINGS = {
-    "a rate of 1": changed(RATE, "lr=1.0"),
-    "a rate of 1, positional": changed("parameters(), lr=1e-6", "parameters(), 1.0"),
-    "a rate that was meant as 3e-4": changed(RATE, "lr=3e4"),
-    "a rate of 0": changed(RATE, "lr=0.0"),
+    "a rate of 1": with_change(RATE, "lr=1.0"),
+    "a rate of 1, positional": with_change("parameters(), lr=1e-6", "parameters(), 1.0"),
+    "a rate that was meant as 3e-4": with_change(RATE, "lr=3e4"),
+    "a rate of 0": with_change(RATE, "lr=0.0"),
     "a rate from the command line": GRPO.replace(RATE, "lr=args.lr").replace(
         "policy = Auto",
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr', type=float, default=0.5)\n"
@@ -55,12 +55,12 @@ SETTINGS = {
         "from dataclasses import dataclass\n\n@dataclass\nclass Settings:\n    rate: float = 0.5\n\n"
         "settings = Settings()\npolicy = Auto",
     ),
-    "a KL of 10": changed("0.04 * kl", "10 * kl"),
-    "a KL of 5 behind the sum": changed("(-gain + 0.04 * kl)", "(kl.mul(5.0) - gain)"),
-    "a clip range of 0.9": changed("1 - 0.2, 1 + 0.2", "1 - 0.9, 1 + 0.9"),
-    "a temperature of 3": changed("temperature=1.0", "temperature=3.0"),
-    "a temperature of 0.05": changed("temperature=1.0", "temperature=0.05"),
-    "a decay that pulls to 0": changed(RATE, "lr=1e-6, weight_decay=1.0"),
+    "a KL of 10": with_change("0.04 * kl", "10 * kl"),
+    "a KL of 5 behind the sum": with_change("(-gain + 0.04 * kl)", "(kl.mul(5.0) - gain)"),
+    "a clip range of 0.9": with_change("1 - 0.2, 1 + 0.2", "1 - 0.9, 1 + 0.9"),
+    "a temperature of 3": with_change("temperature=1.0", "temperature=3.0"),
+    "a temperature of 0.05": with_change("temperature=1.0", "temperature=0.05"),
+    "a decay that pulls to 0": with_change(RATE, "lr=1e-6, weight_decay=1.0"),
     "a sight of one token": credited("0.5 * 0.5"),
     "a sight of one token, counted down": credited("0.3", "range(63, -1, -1)"),
 }
@@ -73,15 +73,15 @@ def test_a_setting_that_no_training_bears_is_named(form, tmp_path):
 
 USUAL = {
     "as it is": GRPO,
-    "a rate for a small network": changed(RATE, "lr=1e-2"),
-    "plain descent": changed(OPTIMIZER, "torch.optim.SGD(policy.parameters(), lr=1.0)"),
+    "a rate for a small network": with_change(RATE, "lr=1e-2"),
+    "plain descent": with_change(OPTIMIZER, "torch.optim.SGD(policy.parameters(), lr=1.0)"),
     "a rate that warms up": GRPO.replace(RATE, "lr=0.0").replace(
         "for step in", "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: s)\nfor step in"
     ),
-    "a KL of 1": changed("0.04 * kl", "1.0 * kl"),
-    "clip higher": changed("1 - 0.2, 1 + 0.2", "1 - 0.2, 1 + 0.28"),
-    "a temperature of 1.5": changed("temperature=1.0", "temperature=1.5"),
-    "usual decay": changed(RATE, "lr=1e-6, weight_decay=0.1"),
+    "a KL of 1": with_change("0.04 * kl", "1.0 * kl"),
+    "clip higher": with_change("1 - 0.2, 1 + 0.2", "1 - 0.2, 1 + 0.28"),
+    "a temperature of 1.5": with_change("temperature=1.0", "temperature=1.5"),
+    "usual decay": with_change(RATE, "lr=1e-6, weight_decay=0.1"),
     "a long sight": credited("0.99 * 0.95"),
     "a moving average": credited("0.1", "range(64)"),
 }

@@ -1,7 +1,7 @@
 """Optimizers, engines, metrics and losses in longer scripts: each fault in several ways, and its healthy neighbours."""
 
 import pytest
-from doctor.illnesses.read_script import edited, likely_codes_in
+from doctor.illnesses.read_script import edit_script, likely_codes_in
 
 from assay.doctor.catalogue import by_code
 from assay.doctor.examples.scripts import GRPO
@@ -25,7 +25,7 @@ WRAP = "ddp = torch.nn.parallel.DistributedDataParallel(policy)\n"
 
 
 def with_changes(*pairs):
-    return edited(GRPO, *pairs)
+    return edit_script(GRPO, *pairs)
 
 
 def found(text, folder):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from assay.doctor.examples import edited, healthy_batch
+from assay.doctor.examples import edit_batch, healthy_batch
 from assay.doctor.illnesses.kl import kl_no_grad
 from assay.doctor.illnesses.loss import loss_sign
 from assay.doctor.illnesses.numerics import dropout
@@ -53,7 +53,7 @@ def test_no_gradient_at_all_is_a_finding_only_if_an_advantage_asks_for_one():
     solved = healthy_batch(**none, advantages=np.zeros(16))
     assert no_update.check_batch(solved).state is State.NOT_APPLICABLE
     clipped = healthy_batch(**none)
-    assert no_update.check_batch(edited(clipped, clipped=clipped.arrays["mask"])).state is State.NOT_APPLICABLE
+    assert no_update.check_batch(edit_batch(clipped, clipped=clipped.arrays["mask"])).state is State.NOT_APPLICABLE
 
 
 def test_an_update_refused_for_a_nan_says_nothing_about_the_optimizer():
@@ -83,7 +83,7 @@ def test_in_float32_few_changed_numbers_are_only_likely_rounding_and_only_if_mos
 )
 def test_scoring_again_may_differ_by_rounding_of_the_dtype(dtype, noise, state):
     batch = healthy_batch(dtype=dtype)
-    verdict = dropout.check_batch(edited(batch, scored_again=batch.arrays["new_logprobs"] + noise))
+    verdict = dropout.check_batch(edit_batch(batch, scored_again=batch.arrays["new_logprobs"] + noise))
     assert verdict.state is state
 
 
@@ -98,21 +98,21 @@ def test_one_token_off_is_an_outlier_and_a_nan_is_another_illness():
     again_BT = batch.arrays["new_logprobs"].copy()
     again_BT[0, 0] += 0.5
     alone = {"scored_permuted": None, "scored_alone": None}
-    assert dropout.check_batch(edited(batch, scored_again=again_BT, **alone)).confidence is Confidence.LIKELY
+    assert dropout.check_batch(edit_batch(batch, scored_again=again_BT, **alone)).confidence is Confidence.LIKELY
     again_BT[0, 0] = np.nan
-    assert dropout.check_batch(edited(batch, scored_again=again_BT)).state is State.HEALTHY
+    assert dropout.check_batch(edit_batch(batch, scored_again=again_BT)).state is State.HEALTHY
 
 
 @pytest.mark.parametrize("objective", ["gspo", "cispo", "sapo"])
 def test_objectives_without_a_hard_token_clip_are_left_alone(objective):
     (batch,) = clip_dead.ILLNESS.sick().batches
-    assert clip_dead.check_batch(edited(batch, objective=objective)).state is State.NOT_APPLICABLE
+    assert clip_dead.check_batch(edit_batch(batch, objective=objective)).state is State.NOT_APPLICABLE
 
 
 def test_a_loss_scaled_as_a_whole_hides_no_dead_clip():
     (sick,), (well,) = clip_dead.ILLNESS.sick().batches, clip_dead.ILLNESS.well().batches
     for batch, state in ((sick, State.FINDING), (well, State.HEALTHY)):
-        scaled = edited(batch, gradients=7.0 * batch.arrays["gradients"])
+        scaled = edit_batch(batch, gradients=7.0 * batch.arrays["gradients"])
         assert clip_dead.check_batch(scaled).state is state
 
 
@@ -120,7 +120,7 @@ def test_gradients_of_another_loss_say_nothing_about_the_clip():
     (batch,) = clip_dead.ILLNESS.sick().batches
     strange_BT = np.random.default_rng(0).standard_normal(batch.arrays["gradients"].shape)
     with pytest.raises(Missing):
-        clip_dead.check_batch(edited(batch, gradients=strange_BT))
+        clip_dead.check_batch(edit_batch(batch, gradients=strange_BT))
 
 
 def test_an_inverted_clip_pushes_the_same_tokens_and_is_told_by_those_it_holds_back(monkeypatch):
@@ -130,10 +130,10 @@ def test_an_inverted_clip_pushes_the_same_tokens_and_is_told_by_those_it_holds_b
     unwanted = np.flatnonzero(batch.arrays["advantages"] < 0)[0]
     gradients_BT[unwanted, 1] = 0.0
     monkeypatch.setattr(clip_dead, "FIT", 0.9)  # as in a large batch, where one token hardly counts in the fit
-    assert clip_dead.check_batch(edited(batch, gradients=gradients_BT)).state is State.NOT_APPLICABLE
+    assert clip_dead.check_batch(edit_batch(batch, gradients=gradients_BT)).state is State.NOT_APPLICABLE
     mask_BT = batch.arrays["mask"].copy()
     mask_BT[unwanted, 1] = False
-    assert clip_dead.check_batch(edited(batch, mask=mask_BT)).confidence is Confidence.LIKELY
+    assert clip_dead.check_batch(edit_batch(batch, mask=mask_BT)).confidence is Confidence.LIKELY
 
 
 def test_a_first_update_clips_nothing():
@@ -143,53 +143,53 @@ def test_a_first_update_clips_nothing():
 def test_a_kl_taken_off_the_reward_or_with_weight_zero_needs_no_gradient():
     (batch,) = kl_no_grad.ILLNESS.sick().batches
     for change in ({"kl_placement": "reward"}, {"kl_coef": 0.0}):
-        assert kl_no_grad.check_batch(edited(batch, **change)).state is State.NOT_APPLICABLE
+        assert kl_no_grad.check_batch(edit_batch(batch, **change)).state is State.NOT_APPLICABLE
 
 
 def test_a_policy_that_is_still_its_reference_has_no_slope_to_look_at():
     (batch,) = kl_no_grad.ILLNESS.sick().batches
-    same = edited(batch, ref_logprobs=batch.arrays["new_logprobs"])
+    same = edit_batch(batch, ref_logprobs=batch.arrays["new_logprobs"])
     assert kl_no_grad.check_batch(same).state is State.NOT_APPLICABLE
 
 
 def test_the_unbiased_kl_gradient_is_seen_as_such():
     batch = healthy_batch(update=1, kl_gradient="unbiased")
     policy_BT, kl_BT = gradient_parts(batch, weights(batch, aggregation_of(batch)))
-    assert kl_no_grad.check_batch(edited(batch, gradients=policy_BT + kl_BT)).state is State.HEALTHY
-    assert kl_no_grad.check_batch(edited(batch, gradients=policy_BT)).state is State.FINDING
+    assert kl_no_grad.check_batch(edit_batch(batch, gradients=policy_BT + kl_BT)).state is State.HEALTHY
+    assert kl_no_grad.check_batch(edit_batch(batch, gradients=policy_BT)).state is State.FINDING
 
 
 def test_a_subtracted_kl_is_not_a_missing_one():
     batch = healthy_batch(update=1)
     policy_BT, kl_BT = gradient_parts(batch, weights(batch, aggregation_of(batch)))
-    assert kl_no_grad.check_batch(edited(batch, gradients=policy_BT - kl_BT)).state is State.NOT_APPLICABLE
+    assert kl_no_grad.check_batch(edit_batch(batch, gradients=policy_BT - kl_BT)).state is State.NOT_APPLICABLE
 
 
 def test_a_gradient_flipped_without_the_loss_is_an_inverted_ratio():
     batch = healthy_batch(update=1)
-    flipped = edited(batch, gradients=-batch.arrays["gradients"])
+    flipped = edit_batch(batch, gradients=-batch.arrays["gradients"])
     assert loss_sign.check_batch(flipped).state is State.NOT_APPLICABLE
-    by_number = edited(flipped, token_loss=None)
+    by_number = edit_batch(flipped, token_loss=None)
     assert loss_sign.check_batch(by_number).state is State.NOT_APPLICABLE
 
 
 def test_without_a_loss_the_sign_is_only_likely():
     batch = healthy_batch(update=1)
-    bare = edited(batch, gradients=-batch.arrays["gradients"], token_loss=None, policy_loss=None, loss=None)
+    bare = edit_batch(batch, gradients=-batch.arrays["gradients"], token_loss=None, policy_loss=None, loss=None)
     assert loss_sign.check_batch(bare).confidence is Confidence.LIKELY
 
 
 def test_a_strong_kl_that_outweighs_the_advantage_is_not_a_flipped_sign():
     batch = healthy_batch(update=1, kl_coef=50.0)
     policy_BT, kl_BT = gradient_parts(batch, weights(batch, aggregation_of(batch)))
-    assert loss_sign.check_batch(edited(batch, gradients=policy_BT + kl_BT)).state is not State.FINDING
+    assert loss_sign.check_batch(edit_batch(batch, gradients=policy_BT + kl_BT)).state is not State.FINDING
 
 
 def test_passes_that_agree_without_gradients_are_not_random():
     batch = healthy_batch()
     other_BT = batch.arrays["new_logprobs"] - 0.05
     same = dict.fromkeys(("scored_again", "scored_permuted", "scored_alone"), other_BT)
-    assert dropout.check_batch(edited(batch, **same)).state is State.HEALTHY
-    assert dropout.check_batch(edited(batch, **same, dropout_modules=2)).state is State.FINDING
+    assert dropout.check_batch(edit_batch(batch, **same)).state is State.HEALTHY
+    assert dropout.check_batch(edit_batch(batch, **same, dropout_modules=2)).state is State.FINDING
     noisy = {**same, "scored_alone": other_BT + np.random.default_rng(0).normal(0.0, 0.05, other_BT.shape)}
-    assert dropout.check_batch(edited(batch, **noisy)).state is State.FINDING
+    assert dropout.check_batch(edit_batch(batch, **noisy)).state is State.FINDING

@@ -1,7 +1,7 @@
 """What an optimizer holds and in which precision, what samples, in which mode, at what cost: forms and neighbours."""
 
 import pytest
-from doctor.illnesses.read_script import codes_in, edited
+from doctor.illnesses.read_script import codes_in, edit_script
 
 from assay.doctor.catalogue import by_code
 from assay.doctor.examples.scripts import GRPO
@@ -28,7 +28,7 @@ def found(text, folder):
 
 
 def with_changes(*pairs):
-    return edited(GRPO, *pairs)
+    return edit_script(GRPO, *pairs)
 
 
 def loaded(arguments, *more):

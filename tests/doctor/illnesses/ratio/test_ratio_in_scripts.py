@@ -4,7 +4,7 @@ import pytest
 from doctor.illnesses.read_script import codes_in
 
 from assay.doctor.catalogue import by_code
-from assay.doctor.examples.scripts import GRPO, changed
+from assay.doctor.examples.scripts import GRPO, with_change
 
 CODES = "RAT01 RAT02 RAT03 RAT04 RAT05 RAT06 RAT07 RAT08 CLIP01 CLIP02 LOSS01".split()
 RATIO = "ratio = torch.exp(new - old)"
@@ -19,7 +19,7 @@ def found(text, folder):
 
 
 def ratio_is(text):
-    return changed(RATIO, text)
+    return with_change(RATIO, text)
 
 
 def both(*pairs):
@@ -59,10 +59,10 @@ FORMS = {
     "exp on the clipped side only": both(
         (CLIPPED, "clipped = torch.clamp(torch.exp(new - old), 0.8, 1.2)"), (RATIO, "ratio = new - old")
     ),
-    "exp on the unclipped side only": changed(CLIPPED, "clipped = torch.clamp(new - old, 0.8, 1.2)"),
+    "exp on the unclipped side only": with_change(CLIPPED, "clipped = torch.clamp(new - old, 0.8, 1.2)"),
     "exp on one branch": ratio_is("ratio = torch.exp(new - old) if step % 2 else new - old"),
-    "ratio clamped around zero": changed(CLIPPED, "clipped = torch.clamp(ratio, -0.2, 0.2)"),
-    "numpy-like keywords": changed(CLIPPED, "clipped = torch.clamp(input=new - old, min=0.8, max=1.2)"),
+    "ratio clamped around zero": with_change(CLIPPED, "clipped = torch.clamp(ratio, -0.2, 0.2)"),
+    "numpy-like keywords": with_change(CLIPPED, "clipped = torch.clamp(input=new - old, min=0.8, max=1.2)"),
     "in a function": loss_function(("a, b, c", "    r = a - b\n    return torch.minimum(r * c, r.clip(0.8, 1.2) * c)")),
 }
 
@@ -79,7 +79,7 @@ HEALTHY = {
     "log-difference of negatives": ratio_is("ratio = torch.exp(-(old - new))"),
     "guarded exponent": ratio_is("ratio = torch.exp(torch.clamp(new - old, -20.0, 20.0))"),
     "guarded exponent, upper side": ratio_is("ratio = torch.exp(torch.clamp(new - old, max=10.0))"),
-    "clip in log space": changed(CLIPPED, "clipped = torch.exp(torch.clamp(new - old, -0.2, 0.2))"),
+    "clip in log space": with_change(CLIPPED, "clipped = torch.exp(torch.clamp(new - old, -0.2, 0.2))"),
     "named like a log-ratio": both(
         (RATIO, "log_ratio = torch.exp(new - old)"),
         (CLIPPED, "clipped = torch.clamp(log_ratio, 1 - 0.2, 1 + 0.2)"),
@@ -107,12 +107,12 @@ HEALTHY = {
             "    with torch.no_grad() if step else torch.enable_grad():\n" + SCORED + "    with torch.no_grad():\n",
         )
     ),
-    "dual clip": changed(
+    "dual clip": with_change(
         GAIN, GAIN + "\n        gain = torch.where(advantages < 0, torch.max(gain, 3 * advantages), gain)"
     ),
-    "clip higher": changed(CLIPPED, "clipped = ratio.clamp(0.8, 1.28)"),
-    "CISPO": changed(GAIN, "gain = torch.clamp(ratio, max=5.0).detach() * advantages * new"),
-    "SAPO": changed(GAIN, "gain = torch.sigmoid(4.0 * (ratio - 1)) * advantages"),
+    "clip higher": with_change(CLIPPED, "clipped = ratio.clamp(0.8, 1.28)"),
+    "CISPO": with_change(GAIN, "gain = torch.clamp(ratio, max=5.0).detach() * advantages * new"),
+    "SAPO": with_change(GAIN, "gain = torch.sigmoid(4.0 * (ratio - 1)) * advantages"),
     "GSPO": ratio_is("ratio = torch.exp(((new - old) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True))"),
     "GSPO by tokens": ratio_is(
         "whole = (((new - old) * mask).sum(1) / mask.sum(1)).detach().unsqueeze(1)\n"
@@ -236,10 +236,10 @@ def test_an_importance_weight_without_a_cap_is_found(tmp_path):
 
 
 DEAD = {
-    "unclipped on both sides": changed(GAIN, "gain = torch.min(ratio * advantages, ratio * advantages)"),
-    "never used": changed(GAIN, "gain = ratio * advantages"),
+    "unclipped on both sides": with_change(GAIN, "gain = torch.min(ratio * advantages, ratio * advantages)"),
+    "never used": with_change(GAIN, "gain = ratio * advantages"),
     "result thrown away": both((CLIPPED, "torch.clamp(ratio, 1 - 0.2, 1 + 0.2)"), (GAIN, "gain = ratio * advantages")),
-    "bounds too wide": changed(CLIPPED, "clipped = torch.clamp(ratio, 1 - 200.0, 1 + 200.0)"),
+    "bounds too wide": with_change(CLIPPED, "clipped = torch.clamp(ratio, 1 - 200.0, 1 + 200.0)"),
 }
 
 
@@ -249,10 +249,10 @@ def test_a_clip_without_effect_is_found(form, tmp_path):
 
 
 WRONG_SIDE = {
-    "max": changed(GAIN, "gain = torch.max(ratio * advantages, clipped * advantages)"),
-    "minus inside of min": changed(GAIN, "gain = -torch.min(-ratio * advantages, -clipped * advantages)"),
-    "bounds exchanged": changed(CLIPPED, "clipped = torch.clamp(ratio, 1 + 0.2, 1 - 0.2)"),
-    "around the product": changed(
+    "max": with_change(GAIN, "gain = torch.max(ratio * advantages, clipped * advantages)"),
+    "minus inside of min": with_change(GAIN, "gain = -torch.min(-ratio * advantages, -clipped * advantages)"),
+    "bounds exchanged": with_change(CLIPPED, "clipped = torch.clamp(ratio, 1 + 0.2, 1 - 0.2)"),
+    "around the product": with_change(
         GAIN, "gain = torch.min(ratio * advantages, torch.clamp(ratio * advantages, 0.8, 1.2))"
     ),
 }

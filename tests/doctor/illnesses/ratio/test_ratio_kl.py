@@ -7,7 +7,7 @@ import pytest
 
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.illnesses.kl import kl_sign, reference
 from assay.doctor.illnesses.numerics import autocast_mismatch
 from assay.doctor.illnesses.ratio import ratio_stuck_at_one, seq_ratio, unbounded_exp
@@ -26,7 +26,7 @@ UNKNOWN = ("policy_version", "update_norm", "gradient_norm", "gradients")  # not
 
 def later(**changes):
     """A second update whose new log-probs are the old ones, bit for bit."""
-    return edited(healthy_batch(), **{"update": 1, "policy_version": 8, **changes})
+    return edit_batch(healthy_batch(), **{"update": 1, "policy_version": 8, **changes})
 
 
 # ---------------------------------------------------------------- ratio_stuck_at_one
@@ -49,7 +49,7 @@ def test_one_token_that_moved_by_a_bit_is_a_ratio_that_moves():
     batch = later()
     new_BT = batch.arrays["new_logprobs"].copy()
     new_BT[0, 0] += 1e-9
-    assert ratio_stuck_at_one.check_batch(edited(batch, new_logprobs=new_BT)).state is HEALTHY
+    assert ratio_stuck_at_one.check_batch(edit_batch(batch, new_logprobs=new_BT)).state is HEALTHY
 
 
 def test_one_update_a_rollout_batch_has_ratio_one():
@@ -98,7 +98,7 @@ def test_gspo_before_any_update_is_judged_by_its_gradients(per_row, state):
     mask_BT = batch.arrays["mask"]
     lengths_B1 = mask_BT.sum(axis=1, keepdims=True) if per_row else 1
     gradients_BT = np.where(mask_BT, -batch.token_advantages, 0.0) / (len(mask_BT) * lengths_B1)
-    assert seq_ratio.check_batch(edited(batch, gradients=gradients_BT)).state is state
+    assert seq_ratio.check_batch(edit_batch(batch, gradients=gradients_BT)).state is state
 
 
 def test_gspo_gradients_with_a_kl_in_them_are_not_judged():
@@ -113,7 +113,7 @@ def jumped(by, **changes):
     batch = healthy_batch(update=1)
     old_BT = batch.arrays["old_logprobs"].copy()
     old_BT[1, 2] = batch.arrays["new_logprobs"][1, 2] - by
-    return edited(batch, **{"old_logprobs": old_BT, "ratio": None, **changes})
+    return edit_batch(batch, **{"old_logprobs": old_BT, "ratio": None, **changes})
 
 
 @pytest.mark.parametrize(("by", "state"), [(9.9, HEALTHY), (10.1, FINDING), (-30.0, HEALTHY)])
@@ -151,16 +151,16 @@ def test_an_infinite_log_ratio_is_found_and_a_missing_one_is_not():
 def test_importance_weights_have_a_mean_near_one(level, off, state):
     batch = healthy_batch()
     sampler_BT = batch.arrays["old_logprobs"] + off  # a weight of exp(-off): 0.61 or 0.45 a token
-    verdict = unbounded_exp.check_batch(edited(batch, sampler_logprobs=sampler_BT, correction=level))
+    verdict = unbounded_exp.check_batch(edit_batch(batch, sampler_logprobs=sampler_BT, correction=level))
     assert verdict.state is state
-    unused = unbounded_exp.check_batch(edited(batch, sampler_logprobs=sampler_BT))
+    unused = unbounded_exp.check_batch(edit_batch(batch, sampler_logprobs=sampler_BT))
     assert unused.state is HEALTHY
 
 
 def test_masked_weights_out_of_bounds_count_as_nothing():
     batch = healthy_batch(correction="token", correction_mode="mask", correction_low=0.7)
     sampler_BT = batch.arrays["old_logprobs"] + 0.5  # 0.61 < 0.7
-    assert unbounded_exp.check_batch(edited(batch, sampler_logprobs=sampler_BT)).state is FINDING
+    assert unbounded_exp.check_batch(edit_batch(batch, sampler_logprobs=sampler_BT)).state is FINDING
 
 
 def test_one_step_with_a_rare_token_is_no_runaway_curve():
@@ -204,13 +204,13 @@ def test_only_k1_may_be_negative(estimator, state):
 
 @pytest.mark.parametrize("unread", [{"kl_coef": 0.0}, {"kl_placement": "reward"}])
 def test_without_a_kl_in_the_loss_there_is_no_sign(unread):
-    flipped = edited(kl_sign.ILLNESS.sick().batches[0], **unread)
+    flipped = edit_batch(kl_sign.ILLNESS.sick().batches[0], **unread)
     assert kl_sign.check_batch(flipped).state is NOT_APPLICABLE
 
 
 def test_gradients_alone_show_the_sign_of_the_kl():
     (flipped,) = kl_sign.ILLNESS.sick().batches
-    assert kl_sign.check_batch(edited(flipped, kl_loss=None)).state is FINDING
+    assert kl_sign.check_batch(edit_batch(flipped, kl_loss=None)).state is FINDING
     assert kl_sign.check_batch(healthy_batch(kl_loss=None)).state is HEALTHY
     # in a later update only rows without an advantage tell: here the group without signal
     assert kl_sign.check_batch(healthy_batch(update=1, kl_loss=None)).state is HEALTHY
@@ -245,10 +245,10 @@ def test_a_kl_that_rises_against_its_own_weight_is_a_curve_finding():
 def test_empty_and_broken_batches_neither_crash_nor_accuse(illness, spoiled):
     batch = healthy_batch(update=1)
     if spoiled == "empty mask":
-        batch = edited(batch, mask=np.zeros_like(batch.arrays["mask"]))
+        batch = edit_batch(batch, mask=np.zeros_like(batch.arrays["mask"]))
     elif spoiled == "nan":
         names = [name for name in batch.arrays if name.endswith("_logprobs")]
-        batch = edited(batch, **{name: np.full(batch.arrays[name].shape, np.nan) for name in names})
+        batch = edit_batch(batch, **{name: np.full(batch.arrays[name].shape, np.nan) for name in names})
     else:
         values = {**batch.settings, **{name: values[:0] for name, values in batch.arrays.items()}, "update": 1}
         batch = Batch.of(values)

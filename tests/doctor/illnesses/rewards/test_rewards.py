@@ -8,7 +8,7 @@ import pytest
 
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edited, healthy_batch, healthy_curves
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.illnesses.advantages import (
     group_order,
     returns_from_whitened,
@@ -128,9 +128,9 @@ def test_prompts_known_by_tokens_are_compared_without_their_padding():
     mask_BP = [[0, 1], [1, 0], [1, 1], [1, 1]]
     batch = Batch.of({"group_ids": group_ids, "prompt_tokens": prompts_BP, "prompt_mask": mask_BP})
     assert group_order.check_batch(batch).state is HEALTHY
-    different = edited(batch, prompt_tokens=[[0, 7], [6, 0], [8, 9], [8, 9]])
+    different = edit_batch(batch, prompt_tokens=[[0, 7], [6, 0], [8, 9], [8, 9]])
     assert group_order.check_batch(different).confidence is Confidence.LIKELY
-    mixed = edited(batch, prompt_tokens=[[0, 7], [6, 0], [0, 7], [6, 0]], prompt_mask=[[0, 1], [1, 0]] * 2)
+    mixed = edit_batch(batch, prompt_tokens=[[0, 7], [6, 0], [0, 7], [6, 0]], prompt_mask=[[0, 1], [1, 0]] * 2)
     assert group_order.check_batch(mixed).confidence is Confidence.PROVEN
 
 
@@ -266,7 +266,7 @@ def test_rewards_moved_by_a_row_are_told_from_noise():
 def test_a_move_inside_of_groups_is_named():
     (healthy,) = reward_misaligned.ILLNESS.well().batches
     rewards_GS = healthy.arrays["rewards"].reshape(-1, 4)
-    verdict = reward_misaligned.check_batch(edited(healthy, rewards=np.roll(rewards_GS, 1, axis=1).ravel()))
+    verdict = reward_misaligned.check_batch(edit_batch(healthy, rewards=np.roll(rewards_GS, 1, axis=1).ravel()))
     assert verdict.confidence is Confidence.LIKELY
     assert "inside each group" in verdict.message
 
@@ -274,7 +274,7 @@ def test_a_move_inside_of_groups_is_named():
 def test_a_kl_in_the_reward_leaves_rounding_between_identical_rows():
     rounded = twins([1.0, 0.0, 1.01, 0.01], "abab")
     assert reward_misaligned.check_batch(rounded).state is FINDING
-    assert reward_misaligned.check_batch(edited(rounded, kl_placement="reward")).state is HEALTHY
+    assert reward_misaligned.check_batch(edit_batch(rounded, kl_placement="reward")).state is HEALTHY
 
 
 # ---------------------------------------------------------------- reward_position
@@ -307,7 +307,7 @@ def test_the_reward_sits_on_the_last_trainable_token(row, state, words):
 
 def test_rewards_of_nothing_or_of_single_tokens_have_no_place():
     assert reward_position.check_batch(laid([0] * 4, [0] * 4, rewards=[0.0, np.nan])).state is NO_DATA
-    short = edited(laid([0, 0, 0, 2], [0, 0, 0, 2], rewards=[2, 2]), mask=[[1, 0, 0, 0]] * 2)
+    short = edit_batch(laid([0, 0, 0, 2], [0, 0, 0, 2], rewards=[2, 2]), mask=[[1, 0, 0, 0]] * 2)
     assert reward_position.check_batch(short).state is NO_DATA
     stated = laid([2, 0, 0, 0], [2, 0, 0, 0], rewards=[2, 2], baseline="mean")
     assert reward_position.check_batch(stated).state is FINDING  # they were laid on tokens all the same
@@ -322,9 +322,9 @@ def test_a_kl_penalty_is_taken_off_before_the_reward_is_looked_for():
     batch = laid(row, row, rewards=[2, 2], old_logprobs=old_BT, ref_logprobs=ref_BT, **settings)
     assert reward_position.check_batch(batch).state is HEALTHY
     assert reward_position._penalty(batch, batch.arrays["mask"])[0].tolist() == pytest.approx([0.1, 0.1, 0.1, 0.0])
-    third = edited(batch, kl_estimator="k3")
+    third = edit_batch(batch, kl_estimator="k3")
     assert reward_position._penalty(third, batch.arrays["mask"])[0, 0] == pytest.approx(0.1 * np.exp(-1.0))
-    small = edited(batch, rewards=[0.9, 0.9])  # less than ten penalties
+    small = edit_batch(batch, rewards=[0.9, 0.9])  # less than ten penalties
     assert reward_position.check_batch(small).state is NO_DATA
 
 
@@ -336,10 +336,10 @@ def test_a_kl_penalty_is_taken_off_before_the_reward_is_looked_for():
 def test_empty_and_broken_batches_neither_crash_nor_accuse(illness, spoiled):
     for batch in (healthy_batch(), *illness.well().batches):
         if spoiled == "empty mask" and "mask" in batch.arrays:
-            batch = edited(batch, mask=np.zeros_like(batch.arrays["mask"]))
+            batch = edit_batch(batch, mask=np.zeros_like(batch.arrays["mask"]))
         elif spoiled == "nan":
             names = [name for name, array in batch.arrays.items() if array.dtype.kind == "f"]
-            batch = edited(batch, **{name: np.full(batch.arrays[name].shape, np.nan) for name in names})
+            batch = edit_batch(batch, **{name: np.full(batch.arrays[name].shape, np.nan) for name in names})
         elif spoiled == "no rows":
             batch = Batch.of({**batch.settings, **{name: values[:0] for name, values in batch.arrays.items()}})
         with warnings.catch_warnings():

@@ -1,7 +1,7 @@
 """Draws in a loop of the script's own, KLs in the reward, engines: each fault in several ways, and its neighbours."""
 
 import pytest
-from doctor.illnesses.read_script import edited, likely_codes_in
+from doctor.illnesses.read_script import edit_script, likely_codes_in
 
 from assay.doctor.catalogue import by_code
 
@@ -59,12 +59,12 @@ REWARD = "rewards_of(ids) - 0.1 * penalty"
 LOSS = "        loss = -((logp * mask[pick]).sum(1) * advantages[pick]).sum() / len(ids)\n"
 
 
-def changed(*pairs):
-    return edited(SCRIPT, *pairs)
+def with_changes(*pairs):
+    return edit_script(SCRIPT, *pairs)
 
 
 def drawn(*lines):
-    return changed((DRAW, "".join(f"        {line}\n" for line in lines)))
+    return with_changes((DRAW, "".join(f"        {line}\n" for line in lines)))
 
 
 def found(text, folder):
@@ -105,17 +105,19 @@ SICK = {
         "a distribution's logits": drawn("token = torch.multinomial(Categorical(logits=scores).logits, 1)"),
     },
     "KL01": {
-        "added to the reward": changed((REWARD, "rewards_of(ids) + 0.1 * penalty")),
+        "added to the reward": with_changes((REWARD, "rewards_of(ids) + 0.1 * penalty")),
     },
     "KL05": {
-        "both of the policy": changed(("score(frozen, ids)", "score(net, ids)")),
+        "both of the policy": with_changes(("score(frozen, ids)", "score(net, ids)")),
     },
     "LOSS02": {
-        "means that nothing divides": changed((LOSS, LOSS.replace(".sum() / len(ids)", ".mean()"))),
-        "divided by the parts on top": changed((LOSS, LOSS.replace("/ len(ids)", "/ len(ids) / (len(ids) // 16)"))),
+        "means that nothing divides": with_changes((LOSS, LOSS.replace(".sum() / len(ids)", ".mean()"))),
+        "divided by the parts on top": with_changes(
+            (LOSS, LOSS.replace("/ len(ids)", "/ len(ids) / (len(ids) // 16)"))
+        ),
     },
     "LOSS03": {
-        "a mean over the tokens of a part": changed(
+        "a mean over the tokens of a part": with_changes(
             (
                 LOSS,
                 "        loss = -(logp * mask[pick] * advantages[pick, None]).sum() / mask[pick].sum()\n"
@@ -123,9 +125,9 @@ SICK = {
             )
         ),
     },
-    "LOSS01": {"no minus": changed((LOSS, LOSS.replace("-((logp", "((logp")))},
+    "LOSS01": {"no minus": with_changes((LOSS, LOSS.replace("-((logp", "((logp")))},
     "MODE01": {
-        "dropout between recurrent layers": changed(
+        "dropout between recurrent layers": with_changes(
             ("nn.GRU(32, 32, batch_first=True)", "nn.GRU(32, 32, 2, batch_first=True, dropout=0.1)")
         ),
     },
@@ -149,11 +151,11 @@ WELL = {
     "a distribution's normalised logits": drawn(
         "token = torch.multinomial(Categorical(logits=scores).logits.exp(), 1)"
     ),
-    "parts that are divided once": changed(
+    "parts that are divided once": with_changes(
         (LOSS, LOSS.replace(".sum() / len(ids)", ".mean() / (len(ids) // 16)")),
     ),
     "the best tokens are shown": drawn("token = torch.multinomial(weights, 1)", "print(weights.topk(1).indices[:3])"),
-    "one recurrent layer has no dropout": changed(
+    "one recurrent layer has no dropout": with_changes(
         ("nn.GRU(32, 32, batch_first=True)", "nn.GRU(32, 32, batch_first=True, dropout=0.1)")
     ),
 }

@@ -10,7 +10,7 @@ import pytest
 
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import SIZE, B, T, chosen_rows, edited, healthy_batch, healthy_curves
+from assay.doctor.examples import SIZE, B, T, chosen_rows, edit_batch, healthy_batch, healthy_curves
 from assay.doctor.facts.repeats import log_chances
 from assay.doctor.illnesses.sampling import (
     engine_mismatch,
@@ -143,7 +143,7 @@ def test_truncation_shows_the_surviving_mass():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_missing_mass_has_a_limit(dtype):
     old_BT = np.full((10, 20), -1.0)
-    least = truncated_sampling.LEAST if dtype == "float32" else truncated_sampling.LEAST_LOW_PRECISION
+    least = truncated_sampling.LEAST_MISSING if dtype == "float32" else truncated_sampling.LEAST_MISSING_LOW_PRECISION
     for mass, state in ((1 - 0.9 * least, State.HEALTHY), (1 - 1.1 * least, State.FINDING)):
         batch = batch_of(old_logprobs=old_BT, sampler_logprobs=old_BT - math.log(mass), dtype=dtype, top_p=0.9)
         assert truncated_sampling.check_batch(batch).state is state, mass
@@ -348,7 +348,7 @@ def test_curves_are_judged_by_their_precision():
     ],
 )
 def test_empty_masks_and_nan_break_nothing_and_accuse_nobody(update, changes):
-    diagnosis = diagnose(Evidence((edited(healthy_batch(update=update), **changes),)), MINE)
+    diagnosis = diagnose(Evidence((edit_batch(healthy_batch(update=update), **changes),)), MINE)
     assert not diagnosis.of(State.CRASHED), diagnosis.of(State.CRASHED)
     assert not diagnosis.findings
 
@@ -357,6 +357,6 @@ def test_a_solved_and_a_hopeless_run_are_left_alone():
     batch = healthy_batch()
     names = [name for name in batch.arrays if name.endswith("_logprobs")]
     certain = chosen_rows(batch, [row - row % SIZE for row in range(B)])
-    solved = edited(certain, rewards=[1.0] * B, **{name: 1e-4 * certain.arrays[name] for name in names})
-    for patient in (solved, edited(batch, rewards=[0.0] * B)):
+    solved = edit_batch(certain, rewards=[1.0] * B, **{name: 1e-4 * certain.arrays[name] for name in names})
+    for patient in (solved, edit_batch(batch, rewards=[0.0] * B)):
         assert not diagnose(Evidence((patient,)), MINE).findings

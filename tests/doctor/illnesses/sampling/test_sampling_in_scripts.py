@@ -1,7 +1,7 @@
 """SAMP01 to SAMP07 in the source: many ways to write the same fault, and neighbours that must stay silent."""
 
 import pytest
-from doctor.illnesses.read_script import edited, findings_in
+from doctor.illnesses.read_script import edit_script, findings_in
 
 from assay.doctor.examples.scripts import GENERATE, LOOP
 
@@ -322,7 +322,7 @@ SILENT = {
     ids=[f"{code}: {name}" for code, cases in FAULTS.items() for name in cases],
 )  # fmt: skip
 def test_a_fault_of_sampling_is_found(code, case, tmp_path):
-    assert findings(edited(*case), code, tmp_path)
+    assert findings(edit_script(*case), code, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -330,11 +330,11 @@ def test_a_fault_of_sampling_is_found(code, case, tmp_path):
     ids=[f"{code}: {name}" for code, cases in SILENT.items() for name in cases],
 )  # fmt: skip
 def test_a_neighbour_of_it_is_not(code, case, tmp_path):
-    assert not findings(edited(*case), code, tmp_path)
+    assert not findings(edit_script(*case), code, tmp_path)
 
 
 def test_the_line_that_must_change_comes_first(tmp_path):
-    (found,) = findings(edited(LOOP, (SCORED, SCORED.removesuffix(" / TEMPERATURE"))), "SAMP01", tmp_path)
+    (found,) = findings(edit_script(LOOP, (SCORED, SCORED.removesuffix(" / TEMPERATURE"))), "SAMP01", tmp_path)
     first, second = found.verdict.places[:2]
     assert "log_softmax" in first.text
     assert "multinomial" in second.text

@@ -22,7 +22,7 @@ A reward of form alone is meant so if it stands beside one that reads the answer
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence.reward import RewardTrial, Role
 from assay.doctor.examples.reward import reward_evidence
-from assay.doctor.facts.rewards import MOST, judge_order, lead, rivals
+from assay.doctor.facts.rewards import MOST_COMPARISONS, judge_order, lead, rivals
 from assay.verdict import Confidence, Severity, Verdict
 
 
@@ -30,7 +30,7 @@ def check_reward(trial: RewardTrial) -> Verdict:
     pairs = rivals(trial, Role.WRONG)
     bad = [pair for pair in pairs if lead(*pair) == 0]
     fine = f"right and wrong answers are told apart on {len(pairs)} of {len(pairs)} problems"
-    confidence = Confidence.LIKELY if len(bad) < MOST * len(pairs) else Confidence.PROVEN
+    confidence = Confidence.LIKELY if len(bad) < MOST_COMPARISONS * len(pairs) else Confidence.PROVEN
     return judge_order(trial, pairs, bad, "a wrong answer gets exactly as much as the right one", fine, confidence)
 
 

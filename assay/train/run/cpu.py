@@ -1,4 +1,4 @@
-"""The machine under a run: CPU threads, deterministic kernels, and whether other programs use the CPU."""
+"""What a run fixes before it starts: CPU threads and deterministic kernels; and whether other programs use the CPU."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from assay.train.examined_rows import MOST_ROWS, at_most, logprobs_by_row, pack_
 from assay.train.run import checkpoint
 from assay.train.run.changes import refuse_edited
 from assay.train.run.checkpoint import Checkpoint, CheckpointError
-from assay.train.run.machine import set_up, settled
+from assay.train.run.cpu import set_up, settled
 from assay.train.run.saver import KINDS
 from assay.types import Prompt, Rollout, Sample, StopReason
 
@@ -55,7 +55,7 @@ class _Unfit(Exception):
     """Why a checkpoint says nothing about any recorded rollout, without its name."""
 
 
-def recheck(run: Path, report: Report, name: str | None = None, *, trust: bool = False) -> list[Batch]:
+def recompute_run(run: Path, report: Report, name: str | None = None, *, trust: bool = False) -> list[Batch]:
     """By checkpoint `name`, or by the newest ones that can be used; RunError or ConfigError where there is none.
 
     Calls `report` with one sentence for each thing that is left out."""

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from assay.config import Config, to_toml
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence.open import open_evidence
-from assay.doctor.evidence.run import EXAMINED, read_run, spread
+from assay.doctor.evidence.run_directory import EXAMINED, read_run, spread
 from assay.doctor.examples import healthy_batch
 from assay.record import RunDirectory, RunError
 from assay.record.batch import BatchError

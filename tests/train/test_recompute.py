@@ -14,11 +14,11 @@ from assay.config import ConfigError, from_mapping, load
 from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
-from assay.doctor.evidence.run import read_run
+from assay.doctor.evidence.run_directory import read_run
 from assay.doctor.examples import healthy_batch
 from assay.record import METRICS_FILE, RunError, read_rollouts
 from assay.record.batch_file import write_batch
-from assay.train.recheck import MOST_ROWS, _whole_groups, recheck, rows_a_pass
+from assay.train.recompute import MOST_ROWS, _whole_groups, recompute_run, rows_a_pass
 from assay.train.run import checkpoint, run
 from assay.verdict import Confidence, State
 from proof.plants.runs import plants
@@ -62,7 +62,7 @@ def copy(kept, tmp_path):
 
 def asked(path, name=None):
     notes = []
-    return recheck(path, notes.append, name), notes
+    return recompute_run(path, notes.append, name), notes
 
 
 def rewritten(path, name, **place):
@@ -116,7 +116,7 @@ def test_the_rows_are_scored_as_usual_twice_backwards_alone_and_beside_a_longer_
         return original(policy, inputs, **how)
 
     with apply_plant(
-        {"assay.train.recheck.logprobs_by_row": seen, "assay.policy.causal.CausalPolicy.logprobs": confirming}
+        {"assay.train.recompute.logprobs_by_row": seen, "assay.policy.causal.CausalPolicy.logprobs": confirming}
     ):
         _, now = asked(kept, "update-00000006")[0]
     order, longest = tuple(range(MOST_ROWS)), int(now.arrays["lengths"].max())

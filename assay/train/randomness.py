@@ -36,7 +36,8 @@ def seed_global_generators(seed: int) -> None:
 def save_global_generators() -> tuple[dict[str, Tensor], dict[str, Any]]:
     """(tensors, JSON) of the states of all global generators."""
     tensors = {"torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    # asking for a state would set up a GPU that nobody uses
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         tensors["cuda"] = torch.cuda.get_rng_state()
     kind, keys, position, has_gauss, gauss = numpy.random.get_state()
     version, internal, gauss_next = random.getstate()

@@ -23,7 +23,7 @@ MOST_VALUES = 60_000  # a program that makes more is read in part
 MOST_NAMES = 6
 _LONGEST_ROW = 2_000  # characters of one line from which a text is made
 
-# of the statements of a module, whoever imports it
+# the context of a module's own statements, wherever the import stands
 OUTSIDE: dict[str, Any] = {
     "loops": (), "branches": (), "calls": (), "functions": (), "no_grad": False, "autocast": False
 }  # fmt: skip
@@ -34,26 +34,27 @@ class TooLarge(Exception):
     """The program makes more values than are looked at."""
 
 
-class Machine:
+class Interpreter:
     """Walks through modules, and makes a value of each expression.
 
     What to do with a kind of expression or statement stands in the two tables that it is given; `invoke` is what a call
-    does. All of them are functions of the machine: see script.py, where they are put together.
+    does. They are functions of the interpreter and import this module, so it cannot import them: script.py puts all of
+    them together.
     """
 
     def __init__(
         self,
         find_module: Callable[[str, Module], Module | None],
-        expressions: Mapping[type[ast.expr], Callable[[Machine, Any], Value]],
-        statements: Mapping[type[ast.stmt], Callable[[Machine, Any], bool | None]],
-        invoke: Callable[[Machine, Value, Call], Value],
+        expressions: Mapping[type[ast.expr], Callable[[Interpreter, Any], Value]],
+        statements: Mapping[type[ast.stmt], Callable[[Interpreter, Any], bool | None]],
+        invoke: Callable[[Interpreter, Value, Call], Value],
     ) -> None:
         self.find_module = find_module
         self._expressions, self._statements, self._invoke = expressions, statements, invoke
         self.graph = Graph()
         self.context = Context()
         self.heap = Heap()
-        self.kept: list[Any] = []  # whose id() is a key of the heap must stay alive
+        self.kept: list[Any] = []  # kept alive: their id() is a key of the heap
         self.frame: Frame = None  # type: ignore[assignment]  # set before the first statement
         self.entered: set[int] = set()
         self.running: list[int] = []  # ids of the function bodies on the stack
@@ -61,7 +62,8 @@ class Machine:
         self.modules: dict[str, Module] = {}
         self._places: dict[tuple[int, int], Place] = {}
         self.evaluated: dict[int, Value] = {}  # the last value of an argument's node
-        self._bound: dict[int, tuple[list[str], list[str]]] = {}  # by the id of a loop: what its body binds
+        # what the body of a loop binds, by the id of its first statement
+        self._bound: dict[int, tuple[list[str], list[str]]] = {}
 
     # walking
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from assay.config import load
-from assay.train.run import machine
-from assay.train.run.machine import NOTICEABLE, STARVED, free_threads, settled, starvation
+from assay.train.run import cpu
+from assay.train.run.cpu import NOTICEABLE, STARVED, free_threads, settled, starvation
 from assay.train.show.clock import StageClock
 
 
@@ -24,7 +24,7 @@ def test_what_the_machine_decides_is_written_down():
 
 def test_a_settled_config_stays_as_it_is_and_a_setting_of_ones_own_too(monkeypatch):
     config = settled(load(None, ["model.path=somewhere"]))
-    monkeypatch.setattr(machine, "free_threads", lambda: 77)
+    monkeypatch.setattr(cpu, "free_threads", lambda: 77)
     assert settled(config) == config  # a resumed run does the same again, however busy the machine is by then
     chosen = load(None, ["run.threads=3", "run.device=cpu", "model.dtype=bfloat16"])
     assert settled(chosen) == chosen
@@ -60,11 +60,11 @@ def test_setting_up_fixes_threads_and_kernels(monkeypatch):
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     try:
-        machine.set_up(load(None, ["run.threads=2", "run.device=cpu", "model.dtype=float32"]))
+        cpu.set_up(load(None, ["run.threads=2", "run.device=cpu", "model.dtype=float32"]))
         assert torch.get_num_threads() == 2
         assert torch.are_deterministic_algorithms_enabled()
         assert "ONEDNN_MAX_CPU_ISA" not in os.environ
-        machine.set_up(load(None, ["run.threads=1", "run.device=cpu", "model.dtype=bfloat16"]))
+        cpu.set_up(load(None, ["run.threads=1", "run.device=cpu", "model.dtype=bfloat16"]))
         assert torch.get_num_threads() == 1
         assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from assay.programs.facts.kinds import LOG_OF, ONE_OF, Kind
 from assay.programs.graph import SAME_NUMBERS, UNKNOWN, Value
 from assay.programs.run.rows import replay
 from assay.programs.run.sight import is_mask, numbers_of, sight
@@ -17,86 +18,85 @@ from assay.record.batch import Array
 if TYPE_CHECKING:
     from assay.programs.run.watched import Forward
 
-LOGITS, PROBABILITIES, LOGPROBS = "logits", "probabilities", "logprobs"  # of the whole vocabulary
-CHOSEN = "chosen"  # log-probs of chosen tokens
-CHOSEN_NEGATIVE, CHOSEN_PROBABILITIES, CHOSEN_LOGITS = "chosen_negative", "chosen_probabilities", "chosen_logits"
-LOG_SUM = "log_sum"  # logsumexp of logits
-
 KEEPS_NUMBERS = SAME_NUMBERS | {"index", "attribute"}  # in a run what has an index or x.T is a tensor
-_SAME = KEEPS_NUMBERS | {"output", "changed", "setitem", "repeat_interleave", "nan_to_num"}
+_SAME = KEEPS_NUMBERS | {"changed", "setitem", "repeat_interleave", "nan_to_num"}
 _SAME_LOGITS = _SAME | {"div", "mul", "masked_fill", "where", "clamp", "scatter", "add", "topk", "sort"}
 
 
-class ValueOrigins:
-    """Kinds of values, remembered; and which pass a value came from."""
+class RunKinds:
+    """Kinds of values, remembered; and which pass a value came from. What Kinds (facts/kinds.py) is for a text."""
 
     def __init__(self) -> None:
         self.logits: set[int] = set()  # ids of Values that are a model's logits
         self.forwards: dict[int, Forward] = {}  # by id of the Value of the pass
-        self._kinds: dict[int, str | None] = {}
+        self._kinds: dict[int, Kind | None] = {}
         self._kept: list[Value] = []  # an id is only good as long as its Value lives
 
-    def kind(self, value: Value) -> str | None:
+    def of(self, value: Value) -> Kind | None:
         key = id(value)
         if key not in self._kinds:
             self._kept.append(value)
-            self._kinds[key] = None  # a value never is its own ancestor here; a listing may be deep
+            self._kinds[key] = None  # stops the recursion if a value is met again
             self._kinds[key] = self._kind(value)
         return self._kinds[key]
 
     def is_chosen(self, value: Value) -> bool:
-        return self.kind(value) == CHOSEN
+        return self.of(value) is Kind.LOGPROBS
 
-    def _kind(self, value: Value) -> str | None:
+    def _kind(self, value: Value) -> Kind | None:
         if id(value) in self.logits:
-            return LOGITS
+            return Kind.LOGITS
         op = value.op
         first = value.input
         if op == "log_prob":
-            return CHOSEN
+            return Kind.LOGPROBS
         if op in ("cat", "stack", "pad_sequence", "listing"):
             return self._of_parts(value)
         if first is None:
             return None
-        inner = self.kind(first)
+        inner = self.of(first)
         if op in ("log_softmax", "softmax") and inner is not None:
-            return LOGPROBS if op == "log_softmax" else PROBABILITIES
+            return Kind.LOG_SOFTMAX if op == "log_softmax" else Kind.PROBABILITIES
         if op in ("log_softmax", "softmax") and _is_vocabulary_wide(first):
-            return LOGPROBS if op == "log_softmax" else PROBABILITIES
+            return Kind.LOG_SOFTMAX if op == "log_softmax" else Kind.PROBABILITIES
         if inner is None:
             return None
         if op == "log":
-            return {PROBABILITIES: LOGPROBS, CHOSEN_PROBABILITIES: CHOSEN}.get(inner)
+            return LOG_OF.get(inner)
         if op == "logsumexp":
-            return LOG_SUM if inner == LOGITS else None
+            return Kind.LOGSUMEXP if inner is Kind.LOGITS else None
         if op in ("gather", "take_along_dim"):
-            return _CHOSEN_OF.get(inner)
+            return ONE_OF.get(inner)
         if op in ("cross_entropy", "nll_loss"):
             reduction = value.setting("reduction", "mean")
-            return CHOSEN_NEGATIVE if reduction == "none" else None
+            return Kind.NEGATIVE_LOGPROBS if reduction == "none" else None
         if op == "neg" or (op == "mul" and value.setting("other") == -1):
-            return {CHOSEN_NEGATIVE: CHOSEN, CHOSEN: CHOSEN_NEGATIVE}.get(inner)
+            return {Kind.NEGATIVE_LOGPROBS: Kind.LOGPROBS, Kind.LOGPROBS: Kind.NEGATIVE_LOGPROBS}.get(inner)
         if op == "sub":
             other = value.arguments.get("other")
-            less = None if other is None else self.kind(other)
-            if less == LOG_SUM:
-                return {CHOSEN_LOGITS: CHOSEN, LOGITS: LOGPROBS}.get(inner)
-            return LOGITS if inner == LOGITS and less is None else None
-        if op == "index" and inner in _CHOSEN_OF and _takes_tokens(value, first):
-            return _CHOSEN_OF[inner]
-        if op in _SAME or (inner in (LOGPROBS, CHOSEN) and op in ("div", "mul") and _by_a_number(value)):
+            less = None if other is None else self.of(other)
+            if less is Kind.LOGSUMEXP:
+                return {Kind.TOKEN_LOGITS: Kind.LOGPROBS, Kind.LOGITS: Kind.LOG_SOFTMAX}.get(inner)
+            return Kind.LOGITS if inner is Kind.LOGITS and less is None else None
+        if op == "index" and inner in ONE_OF and _takes_tokens(value, first):
+            return ONE_OF[inner]
+        if op in _SAME or (inner in (Kind.LOG_SOFTMAX, Kind.LOGPROBS) and op in ("div", "mul") and _by_a_number(value)):
             return inner
-        if inner == LOGITS and op in _SAME_LOGITS:
-            return LOGITS
-        if inner == PROBABILITIES and op in ("clamp", "add", "div"):
-            return PROBABILITIES
-        if inner in (CHOSEN, CHOSEN_NEGATIVE) and op in ("mul", "masked_fill", "where") and self._is_masking(value):
+        if inner is Kind.LOGITS and op in _SAME_LOGITS:
+            return Kind.LOGITS
+        if inner is Kind.PROBABILITIES and op in ("clamp", "add", "div"):
+            return Kind.PROBABILITIES
+        if (
+            inner in (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS)
+            and op in ("mul", "masked_fill", "where")
+            and self._is_masking(value)
+        ):
             return inner
         return None
 
-    def _of_parts(self, value: Value) -> str | None:
+    def _of_parts(self, value: Value) -> Kind | None:
         kinds = {
-            self.kind(part) for part in value.arguments.values() if part.op != "constant" or part.constant is UNKNOWN
+            self.of(part) for part in value.arguments.values() if part.op != "constant" or part.constant is UNKNOWN
         }
         return kinds.pop() if len(kinds) == 1 else None
 
@@ -118,10 +118,7 @@ class ValueOrigins:
 
     def pass_of(self, value: Value | None) -> Forward | None:
         """The pass whose log-probs of chosen tokens these are."""
-        return self.forward_of(value) if value is not None and self.kind(value) == CHOSEN else None
-
-
-_CHOSEN_OF = {LOGPROBS: CHOSEN, PROBABILITIES: CHOSEN_PROBABILITIES, LOGITS: CHOSEN_LOGITS}
+        return self.forward_of(value) if value is not None and self.of(value) is Kind.LOGPROBS else None
 
 
 def differences_in(values: Iterable[Value]) -> Iterator[tuple[Value, Value, Value]]:
@@ -162,7 +159,7 @@ def _takes_tokens(value: Value, first: Value) -> bool:
     return seen is not None and seen.dtype in ("int64", "int32") and len(behind.shape) < len(before.shape)
 
 
-def chosen_ids(value: Value, origins: ValueOrigins) -> Array | None:
+def chosen_ids(value: Value, kinds: RunKinds) -> Array | None:
     """The token ids whose log-probs these are, as they stand in `value`."""
 
     def at(source: Value) -> Array | None:
@@ -173,8 +170,8 @@ def chosen_ids(value: Value, origins: ValueOrigins) -> Array | None:
             ids = source.arguments.get("target")
         elif source.op == "log_prob":
             ids = source.arguments.get("value")
-        elif source.op == "index" and source.input is not None and origins.kind(source.input) in _CHOSEN_OF:
-            ids = source.keys[-1] if origins.kind(source) in _CHOSEN_OF.values() else None
+        elif source.op == "index" and source.input is not None and kinds.of(source.input) in ONE_OF:
+            ids = source.keys[-1] if kinds.of(source) in ONE_OF.values() else None
         numbers, seen = numbers_of(ids), sight(source)
         if numbers is None or seen is None or numbers.dtype.kind not in "iu":
             return None

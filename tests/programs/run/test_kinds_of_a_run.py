@@ -3,7 +3,8 @@
 import numpy as np
 from fixtures.made_run import MadeRun
 
-from assay.programs.run.origins import CHOSEN, LOGITS, LOGPROBS, PROBABILITIES, above, chosen_ids, differences_in
+from assay.programs.facts.kinds import Kind
+from assay.programs.run.kinds import above, chosen_ids, differences_in
 from assay.programs.run.rows import picked_rows, position_shifts, replay, takes_rows
 
 LOGITS_23 = np.array([[[0.0, 1.0, 2.0], [1.0, 0.0, 0.5]]])
@@ -18,8 +19,8 @@ def test_kinds_follow_the_operations():
     tokens = made.value("given", np.array([[[2], [0]]]))
     chosen = made.value("gather", np.zeros((1, 2, 1)), input=everything, index=tokens)
     flat = made.value("squeeze", np.zeros((1, 2)), input=chosen)
-    kinds = [made.run.origins.kind(one) for one in (logits, tempered, softmax, everything, chosen, flat, tokens)]
-    assert kinds == [LOGITS, LOGITS, PROBABILITIES, LOGPROBS, CHOSEN, CHOSEN, None]
+    kinds = [made.run.kinds.of(one) for one in (logits, tempered, softmax, everything, chosen, flat, tokens)]
+    assert kinds == [Kind.LOGITS, Kind.LOGITS, Kind.PROBABILITIES, Kind.LOG_SOFTMAX, Kind.LOGPROBS, Kind.LOGPROBS, None]
 
 
 def test_a_logit_less_its_log_sum_is_a_log_prob():
@@ -29,16 +30,16 @@ def test_a_logit_less_its_log_sum_is_a_log_prob():
     tokens = made.value("given", np.array([[[2], [0]]]))
     logit = made.value("gather", np.zeros((1, 2, 1)), input=logits, index=tokens)
     difference = made.value("sub", np.zeros((1, 2)), input=logit, other=total)
-    assert made.run.origins.kind(difference) == CHOSEN
-    assert made.run.origins.pass_of(difference) is made.run.forwards[0]
+    assert made.run.kinds.of(difference) is Kind.LOGPROBS
+    assert made.run.kinds.pass_of(difference) is made.run.forwards[0]
 
 
 def test_the_ids_of_chosen_log_probs_move_with_them():
     made = MadeRun({})
     logprobs = made.logprobs([[1, 2]], LOGITS_23, [[2, 0]])
     second = made.keyed("index", logprobs.thing.data[:, 1], made.value("slice"), 1, input=logprobs)
-    assert chosen_ids(logprobs, made.run.origins).tolist() == [[2, 0]]
-    assert chosen_ids(second, made.run.origins).tolist() == [0]
+    assert chosen_ids(logprobs, made.run.kinds).tolist() == [[2, 0]]
+    assert chosen_ids(second, made.run.kinds).tolist() == [0]
 
 
 def test_differences_are_found_as_quotients_too():
