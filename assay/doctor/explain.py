@@ -18,6 +18,7 @@ from assay.doctor.report.select import UnknownCode, nearest
 from assay.doctor.report.text import bold, wrap
 
 FAMILIES = {
+    "LAW": "laws that every correct update obeys",
     "SAMP": "sampling",
     "ALGN": "tokens, positions and rows belong together",
     "MASK": "the loss mask",

@@ -29,13 +29,14 @@ from assay.doctor.examples import GROUPS, SIZE, healthy_batch, of_batch
 from assay.doctor.recompute.advantages import (
     advantages,
     groups_of,
+    has_whole_groups,
     nearest_advantages,
     other_kind,
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 NEARLY = 1e-3  # relative: what epsilons and 16 bits leave
 
@@ -49,6 +50,8 @@ def check_batch(batch: Batch) -> Verdict:
     reason = other_kind(batch)
     if reason:
         return not_applicable(reason)
+    if not has_whole_groups(batch):
+        raise Missing("whole groups")
     match = nearest_advantages(batch)
     recorded_B = row_advantages(batch)
     assert recorded_B is not None  # nearest_advantages has raised Missing
@@ -61,7 +64,9 @@ def check_batch(batch: Batch) -> Verdict:
         return _broken(batch, recorded_B, mixed, Confidence.PROVEN)
     order = _disorder(batch, rewards_B, recorded_B)
     if order:
-        return _broken(batch, recorded_B, order, Confidence.PROVEN)
+        # a KL that is taken from the rewards changes their order
+        is_reward_whole = batch.settings.get("kl_coef") == 0 or batch.settings.get("kl_placement") == "loss"
+        return _broken(batch, recorded_B, order, Confidence.PROVEN if is_reward_whole else Confidence.POSSIBLE)
     return not_applicable(
         "advantages are of a formula that is not known here; better answers of a group have better ones"
     )

@@ -30,7 +30,6 @@ from assay.config.sections import LossConfig
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
-from assay.doctor.facts.rounding import dtype_of
 from assay.doctor.laws.pattern import describe, worst
 from assay.doctor.recompute.loss import AGGREGATIONS, aggregation_of, weights
 from assay.doctor.recompute.terms import gradients, loss_settings, terms
@@ -38,17 +37,19 @@ from assay.grpo import OBJECTIVES
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
+SMALLEST_BOUND = 1.5  # of a ratio: nobody has a delta or a dual clip below
 EDGE = 1e-3  # of the ratio: a token this near to a bound may be on either side of it
-OFF = {"float32": 1e-2, "bfloat16": 0.1, "float16": 3e-2}  # of a token's own gradient
+OFF_SHARE = {"float32": 1e-2, "bfloat16": 0.1, "float16": 3e-2}  # of a token's own gradient
 FLOOR = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 3e-3}  # of the largest gradient: rounding of the KL's part
 
 
 def check_batch(batch: Batch) -> Verdict:
     (recorded_BT,) = batch.need("gradients")
-    batch.setting("objective")
-    settings = loss_settings(batch)
+    settings = _stated_settings(batch)
     found = terms(batch, settings)
     compared_BT = np.isfinite(recorded_BT) & ~_at_an_edge(found.ratio_BT, settings)
+    if not {"delta", "dual_clip"} <= batch.settings.keys():  # one that is not stated may be on
+        compared_BT &= (found.ratio_BT < SMALLEST_BOUND) | (batch.token_advantages >= 0)
     aggregation = aggregation_of(batch)
     expected_BT = gradients(batch, weights(batch, aggregation), settings)
     if not np.isfinite(expected_BT).all():
@@ -72,13 +73,25 @@ def check_batch(batch: Batch) -> Verdict:
     return _finding(batch, recorded_BT, scale * expected_BT, off_BT, found.mask_BT & compared_BT)
 
 
+def _stated_settings(batch: Batch) -> LossConfig:
+    """Raises Missing where a setting that shapes the gradient is not stated: a default may not be this trainer's."""
+    objective = OBJECTIVES.get(str(batch.setting("objective")))
+    needed = ["kl_coef", "correction", *(objective.settings if objective is not None else ())]
+    if batch.settings.get("kl_coef"):
+        needed += ["kl_placement", "kl_estimator", "kl_gradient"]
+    for name in needed:
+        if name not in ("delta", "dual_clip"):
+            batch.setting(name)
+    return loss_settings(batch)
+
+
 def _finding(batch: Batch, recorded_BT: Array, expected_BT: Array, off_BT: Array, inside_BT: Array) -> Verdict:
     """What is off, in words: tokens that should have a gradient and have none, the reverse, or another one."""
     largest = float(np.abs(expected_BT).max(initial=0.0))
     dead_BT = off_BT & (recorded_BT == 0)
     stray_BT = off_BT & ~inside_BT & (expected_BT == 0)
     reversed_BT = off_BT & (recorded_BT * expected_BT < 0)
-    has_one_BT = inside_BT & (np.abs(expected_BT) > FLOOR[dtype_of(batch)] * largest)
+    has_one_BT = inside_BT & (np.abs(expected_BT) > FLOOR[_dtype(batch)] * largest)
     if np.array_equal(dead_BT, off_BT):
         what = f"no gradient reaches {describe(batch, dead_BT, has_one_BT)} that should have one"
     elif np.array_equal(stray_BT, off_BT):
@@ -103,15 +116,21 @@ def _finding(batch: Batch, recorded_BT: Array, expected_BT: Array, off_BT: Array
 
 def _off(batch: Batch, recorded_BT: Array, expected_BT: Array, compared_BT: Array) -> tuple[Array, float]:
     """(the tokens whose gradient is not the expected one times a common factor, that factor)."""
-    dtype = dtype_of(batch)
+    dtype = _dtype(batch)
     largest = float(np.abs(expected_BT).max(initial=0.0))
     clear_BT = compared_BT & (np.abs(expected_BT) > FLOOR[dtype] * largest) & (recorded_BT != 0)
     # the middle of the factors: one odd row does not move it, as it would move a mean
     factors = recorded_BT[clear_BT] / expected_BT[clear_BT]
     scale = abs(float(np.median(factors))) if len(factors) else 1.0
     sizes_BT = np.abs(scale * expected_BT)
-    limit_BT = OFF[dtype] * sizes_BT + FLOOR[dtype] * float(sizes_BT.max(initial=0.0))
+    limit_BT = OFF_SHARE[dtype] * sizes_BT + FLOOR[dtype] * float(sizes_BT.max(initial=0.0))
     return compared_BT & (np.abs(recorded_BT - scale * expected_BT) > limit_BT), scale
+
+
+def _dtype(batch: Batch) -> str:
+    """The compute dtype; the coarsest where it is not stated."""
+    dtype = str(batch.settings.get("dtype"))
+    return dtype if dtype in OFF_SHARE else "bfloat16"
 
 
 def _at_an_edge(ratio_BT: Array, settings: LossConfig) -> Array:

@@ -43,6 +43,7 @@ from assay.verdict import (
 )
 
 TOKENS = 100  # fewer say nothing
+TOKENS_WITHOUT_VARIANCE = 400
 UNSURE = 0.05  # nats: below it the entropies hold no randomness to look at
 BOUND = 5.0  # standard deviations: chance leaves this once in two million checks
 BOUND_WITHOUT_VARIANCE = 8.0  # where the spread is estimated from the tokens themselves, which skew fools
@@ -66,9 +67,9 @@ def check_batch(batch: Batch) -> Verdict:
     forced_BT = batch.get("forced")
     if forced_BT is not None:
         inside_BT &= ~forced_BT
-    count = int(inside_BT.sum())
-    if count < TOKENS:
-        return not_enough_data(f"{TOKENS} sampled tokens with some randomness; {count} are here")
+    count, needed = int(inside_BT.sum()), TOKENS if variance_BT is not None else TOKENS_WITHOUT_VARIANCE
+    if count < needed:
+        return not_enough_data(f"{needed} sampled tokens with some randomness; {count} are here")
     surprise = (logprobs_BT + entropy_BT)[inside_BT]
     variance = variance_BT[inside_BT] if variance_BT is not None else surprise**2
     deviations = float(surprise.sum() / np.sqrt(max(float(variance.sum()), 1e-12)))

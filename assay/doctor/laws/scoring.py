@@ -27,11 +27,11 @@ import numpy as np
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.facts.logprobs import LARGEST_FLOAT32, MEAN_LOW_PRECISION, loss_tokens
-from assay.doctor.facts.rounding import dtype_of
+from assay.doctor.facts.logprobs import loss_tokens
 from assay.doctor.laws.pattern import describe, worst
 from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
+from assay.record.metrics import LARGEST_FLOAT32, MEAN_LOW_PRECISION
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 SURE = 0.5  # mean |difference| of a row, in nats, that no rounding leaves
@@ -50,8 +50,10 @@ def check_batch(batch: Batch) -> Verdict:
     for name, oracle, words in PAIRS:
         if batch.get(name) is None or batch.get(oracle) is None:
             continue
-        if name == "old_logprobs" and not batch.is_on_policy:
-            continue  # the weights that sampled are gone; plain log-probs are those of the weights of this update
+        if name != "ref_logprobs" and not batch.is_on_policy:
+            continue  # plain log-probs may be those of the policy that sampled
+        if name == "old_logprobs" and not _is_fresh(batch):
+            continue  # old may be the log-probs of the earlier weights that sampled
         verdict = _compare(batch, name, oracle, words)
         if verdict is not None:
             return verdict
@@ -61,6 +63,12 @@ def check_batch(batch: Batch) -> Verdict:
     return healthy(
         f"the {' and the '.join(compared)} are the model's own, row by row", Fact("rows", len(_inside(batch)))
     )
+
+
+def _is_fresh(batch: Batch) -> bool:
+    """Whether the record says that the weights of this update sampled every row."""
+    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
+    return versions_B is not None and version is not None and bool((versions_B == version).all())
 
 
 def _inside(batch: Batch) -> Array:
@@ -78,7 +86,7 @@ def _compare(batch: Batch, name: str, oracle: str, words: str) -> Verdict | None
     if not inside_BT.any():
         raise Missing(f"{name} of any loss token")
     distance_BT = np.where(inside_BT, np.abs(recorded_BT - plain_BT), 0.0)
-    exact = dtype_of(batch) == "float32"
+    exact = batch.settings.get("dtype") == "float32"
     tokens_B = inside_BT.sum(axis=1)
     mean_B = distance_BT.sum(axis=1) / np.maximum(tokens_B, 1)
     if exact:

@@ -31,11 +31,13 @@ from assay.doctor.facts.logprobs import completion_places
 from assay.doctor.laws.pattern import describe
 from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 
 def check_batch(batch: Batch) -> Verdict:
     mask_BT, lengths_B = batch.need("mask", "lengths")
+    if not mask_BT.any():
+        return not_applicable("no token is in the loss; MASK06 speaks of that")
     expected_BT = completion_places(batch)
     forced_BT = batch.get("forced")
     if forced_BT is not None:
@@ -80,7 +82,7 @@ def _confidence(batch: Batch, missing_BT: Array, expected_BT: Array) -> Confiden
     if (expected_BT & ~missing_BT)[missing_B].any():
         return Confidence.PROVEN
     finished_B = batch.get("finished")
-    is_cut_off = finished_B is not None and not finished_B[missing_B].any()
+    is_cut_off = finished_B is None or not finished_B[missing_B].any()  # not known: they may be
     return Confidence.POSSIBLE if is_cut_off else Confidence.LIKELY
 
 
