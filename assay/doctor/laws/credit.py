@@ -26,6 +26,7 @@ import numpy as np
 from assay.doctor.catalogue import Illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import GROUPS, SIZE, healthy_batch, of_batch
+from assay.doctor.examples.evidence import EPSILON
 from assay.doctor.recompute.advantages import (
     advantages,
     groups_of,
@@ -50,7 +51,7 @@ def check_batch(batch: Batch) -> Verdict:
     reason = other_kind(batch)
     if reason:
         return not_applicable(reason)
-    if not has_whole_groups(batch):
+    if not len(rewards_B) or not has_whole_groups(batch):
         raise Missing("whole groups")
     match = nearest_advantages(batch)
     recorded_B = row_advantages(batch)
@@ -58,15 +59,15 @@ def check_batch(batch: Batch) -> Verdict:
     if match.distance <= max(match.tolerance, NEARLY) and not match.variant.is_bug:
         return healthy(f"advantages are {match.variant.name}", Fact("largest relative difference", match.distance))
     if match.distance <= match.tolerance:
-        return _broken(batch, recorded_B, f"advantages are {match.variant.name}", Confidence.PROVEN)
+        return not_applicable(f"advantages are {match.variant.name}: a known mistake, or this batch cannot show it")
     mixed = _other_axis(batch, rewards_B, recorded_B, match.tolerance)
     if mixed:
         return _broken(batch, recorded_B, mixed, Confidence.PROVEN)
     order = _disorder(batch, rewards_B, recorded_B)
+    if order and batch.setting("kl_coef") and batch.setting("kl_placement") == "reward":
+        return not_applicable("a KL is taken from the rewards, which changes their order")
     if order:
-        # a KL that is taken from the rewards changes their order
-        is_reward_whole = batch.settings.get("kl_coef") == 0 or batch.settings.get("kl_placement") == "loss"
-        return _broken(batch, recorded_B, order, Confidence.PROVEN if is_reward_whole else Confidence.POSSIBLE)
+        return _broken(batch, recorded_B, order, Confidence.LIKELY)
     return not_applicable(
         "advantages are of a formula that is not known here; better answers of a group have better ones"
     )
@@ -149,25 +150,28 @@ def _is_near(recorded_B: Array, values_B: Array, limit: float) -> bool:
 
 
 def _disorder(batch: Batch, rewards_B: Array, recorded_B: Array) -> str:
-    """A finding in words where a better reward of a group has a worse advantage, or equal rewards have different ones:
-    no formula, listed or not, does that."""
+    """In words, where advantages neither rise nor fall with the rewards of their group, or differ between equal ones: no
+    formula, listed or not, does that."""
     largest = float(np.abs(recorded_B[np.isfinite(recorded_B)]).max(initial=0.0))
     for rows in groups_of(batch):
         kept = rows[np.isfinite(recorded_B[rows]) & np.isfinite(rewards_B[rows])]
         order = kept[np.argsort(rewards_B[kept], kind="stable")]
         steps, gaps = np.diff(rewards_B[order]), np.diff(recorded_B[order])
-        if (gaps[steps > 0] < -NEARLY * largest).any():
-            return "within a group, an answer with a lower reward has a higher advantage"
         if (np.abs(gaps[steps == 0]) > NEARLY * largest).any():
             return "within a group, answers with the same reward have different advantages"
+        rises, falls = gaps[steps > 0] > NEARLY * largest, gaps[steps > 0] < -NEARLY * largest
+        if rises.any() and falls.any():
+            return "within a group, some better answers have higher advantages and others lower ones"
     return ""
 
 
 def sick() -> Evidence:
-    """The mean over dim 0 of view(prompts, group)."""
+    """The std over dim 0 of view(prompts, group)."""
     batch = healthy_batch()
     rewards_PG = batch.arrays["rewards"].reshape(GROUPS, SIZE)
-    return of_batch(consistent(batch, advantages=(rewards_PG - rewards_PG.mean(axis=0)).ravel()))
+    centred_PG = rewards_PG - rewards_PG.mean(axis=1, keepdims=True)
+    advantages_PG = centred_PG / (rewards_PG.std(axis=0, ddof=1) + EPSILON)
+    return of_batch(consistent(batch, advantages=advantages_PG.ravel()))
 
 
 def well() -> Evidence:

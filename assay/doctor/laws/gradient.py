@@ -38,6 +38,7 @@ from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 SMALLEST_BOUND = 1.5  # of a ratio: nobody has a delta or a dual clip below
+TINY_PULL = 1e-6  # of a token with an advantage of 1
 EDGE = 1e-3  # of the ratio: a token this near to a bound may be on either side of it
 OFF_SHARE = {"float32": 1e-2, "bfloat16": 0.1, "float16": 3e-2}  # of a token's own gradient
 FLOOR = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 3e-3}  # of the largest gradient: rounding of the KL's part
@@ -51,25 +52,28 @@ def check_batch(batch: Batch) -> Verdict:
     if not {"delta", "dual_clip"} <= batch.settings.keys():  # one that is not stated may be on
         compared_BT &= (found.ratio_BT < SMALLEST_BOUND) | (batch.token_advantages >= 0)
     aggregation = aggregation_of(batch)
-    expected_BT = gradients(batch, weights(batch, aggregation), settings)
+    weights_BT = weights(batch, aggregation)
+    expected_BT = gradients(batch, weights_BT, settings)
     if not np.isfinite(expected_BT).all():
         return not_applicable("log-probs or advantages are not finite")
-    if not expected_BT.any() and not recorded_BT.any():
+    # where new and ref agree in nearly all digits, the gradient of their KL is rounding
+    rounding_BT = TINY_PULL * weights_BT
+    if not (np.abs(expected_BT) > rounding_BT).any() and not recorded_BT.any():
         return not_applicable("every advantage is 0, so that no token has a gradient")
-    off_BT, scale = _off(batch, recorded_BT, expected_BT, compared_BT)
+    off_BT, scale = _off(batch, recorded_BT, expected_BT, compared_BT, rounding_BT)
     fact = Fact("factor between the gradients and the objective's", scale, 1.0, batch.step)
     count = int((found.mask_BT & compared_BT).sum())
     if not off_BT.any():
         return healthy(f"the gradient of all {count} loss tokens is that of {settings.objective}", fact)
     for other in AGGREGATIONS:
-        if other != aggregation:
-            otherwise_BT = gradients(batch, weights(batch, other), settings)
-            if not _off(batch, recorded_BT, otherwise_BT, compared_BT)[0].any():
-                return finding(
-                    f"tokens are weighed as by {AGGREGATIONS[other]}, not by {AGGREGATIONS[aggregation]}",
-                    worst("gradient that is off by", np.abs(recorded_BT - scale * expected_BT), batch.step),
-                    severity=Severity.HARMFUL,
-                )
+        otherwise_BT = gradients(batch, weights(batch, other), settings)
+        if other != aggregation and not _off(batch, recorded_BT, otherwise_BT, compared_BT, rounding_BT)[0].any():
+            words = f"tokens are weighed as by {AGGREGATIONS[other]}, not by {AGGREGATIONS[aggregation]}"
+            if "aggregation" not in batch.settings and batch.settings.get("trainer") != "assay":
+                return not_applicable(f"{words}, and no setting says which is meant")
+            return finding(
+                words, worst("gradient that is off by", np.abs(recorded_BT - scale * expected_BT), batch.step)
+            )
     return _finding(batch, recorded_BT, scale * expected_BT, off_BT, found.mask_BT & compared_BT)
 
 
@@ -114,16 +118,18 @@ def _finding(batch: Batch, recorded_BT: Array, expected_BT: Array, off_BT: Array
     )
 
 
-def _off(batch: Batch, recorded_BT: Array, expected_BT: Array, compared_BT: Array) -> tuple[Array, float]:
+def _off(
+    batch: Batch, recorded_BT: Array, expected_BT: Array, compared_BT: Array, rounding_BT: Array
+) -> tuple[Array, float]:
     """(the tokens whose gradient is not the expected one times a common factor, that factor)."""
     dtype = _dtype(batch)
     largest = float(np.abs(expected_BT).max(initial=0.0))
-    clear_BT = compared_BT & (np.abs(expected_BT) > FLOOR[dtype] * largest) & (recorded_BT != 0)
+    clear_BT = compared_BT & (np.abs(expected_BT) > FLOOR[dtype] * largest + rounding_BT) & (recorded_BT != 0)
     # the middle of the factors: one odd row does not move it, as it would move a mean
     factors = recorded_BT[clear_BT] / expected_BT[clear_BT]
     scale = abs(float(np.median(factors))) if len(factors) else 1.0
     sizes_BT = np.abs(scale * expected_BT)
-    limit_BT = OFF_SHARE[dtype] * sizes_BT + FLOOR[dtype] * float(sizes_BT.max(initial=0.0))
+    limit_BT = OFF_SHARE[dtype] * sizes_BT + FLOOR[dtype] * float(sizes_BT.max(initial=0.0)) + scale * rounding_BT
     return compared_BT & (np.abs(recorded_BT - scale * expected_BT) > limit_BT), scale
 
 

@@ -56,16 +56,15 @@ def check_batch(batch: Batch) -> Verdict:
 def _other_prompt(batch: Batch) -> Verdict | None:
     """A finding where the scoring pass was given another prompt than the sampler; None where it is the same or not
     known."""
-    names = ("input_ids", "prompt_tokens", "prompt_mask", "tokens")
+    names = ("input_ids", "attention_mask", "prompt_tokens", "prompt_mask", "tokens")
     if any(batch.get(name) is None for name in names):
         return None
-    given_BS, prompts_BP, real_BP, tokens_BT = batch.need(*names)
-    visible_BS = batch.get("attention_mask")
+    given_BS, visible_BS, prompts_BP, real_BP, tokens_BT = batch.need(*names)
     inside_BT = completion_places(batch)
     for row in range(len(given_BS)):
-        seen = given_BS[row] if visible_BS is None else given_BS[row][visible_BS[row]]
+        seen = given_BS[row][visible_BS[row]]
         prompt, answer = prompts_BP[row][real_BP[row]], tokens_BT[row][inside_BT[row]]
-        if not _ends(seen, prompt, answer):
+        if len(answer) and not _ends(seen, prompt, answer):
             return finding(
                 "the model was not given the prompt that the sampler was given",
                 Fact("row with another prompt", row, None, batch.step, row),

@@ -61,7 +61,7 @@ def check_batch(batch: Batch) -> Verdict:
         names = ("new_logprobs", "entropy")
     else:
         raise Missing("plain_entropy", "entropy")
-    logprobs_BT, entropy_BT = batch.need(*names)
+    logprobs_BT, entropy_BT, _ = batch.need(*names, "tokens")
     variance_BT = batch.get("plain_variance")
     inside_BT = completion_places(batch) & np.isfinite(logprobs_BT) & np.isfinite(entropy_BT) & (entropy_BT > UNSURE)
     forced_BT = batch.get("forced")

@@ -78,9 +78,11 @@ def _left_out(batch: Batch) -> Array:
 def _confidence(batch: Batch, missing_BT: Array, expected_BT: Array) -> Confidence:
     """A part of a row is never left out on purpose. Whole rows may be, by a filter that no setting names; those that
     the limit cut off often are."""
-    missing_B = missing_BT.any(axis=1)
+    missing_B = np.asarray(missing_BT.any(axis=1))
     if (expected_BT & ~missing_BT)[missing_B].any():
         return Confidence.PROVEN
+    if missing_B.sum() < max(3, len(missing_B) / 4):
+        return Confidence.POSSIBLE  # a row or two may have no reward, or a prompt that was given up
     finished_B = batch.get("finished")
     is_cut_off = finished_B is None or not finished_B[missing_B].any()  # not known: they may be
     return Confidence.POSSIBLE if is_cut_off else Confidence.LIKELY

@@ -30,7 +30,6 @@ def z(values, axis, ddof=1):
 
 
 FORMS = {
-    "mean and std over dim 0 of view(P, G)": lambda r_PG: z(r_PG, 0),
     "population std over dim 0": lambda r_PG: z(r_PG, 0, ddof=0),
     "mean over dim 1, std over dim 0": lambda r_PG: (
         (r_PG - r_PG.mean(1, keepdims=True)) / (r_PG.std(0, ddof=1, keepdims=True) + 1e-4)

@@ -14,7 +14,8 @@ from assay.verdict import Severity, State
 
 def batch_with_gradients_of_torch(update=1, **settings):
     """The example batch with gradients by autograd, which shares no line with the doctor's slopes."""
-    batch = edit_batch(healthy_batch(update=update), **settings)
+    whole = {name: getattr(LossConfig(), name) for objective in OBJECTIVES.values() for name in objective.settings}
+    batch = edit_batch(healthy_batch(update=update), **{**whole, **healthy_batch().settings, **settings})
     names = ("new_logprobs", "old_logprobs", "ref_logprobs", "mask")
     new_BT, old_BT, ref_BT, mask_BT = (torch.tensor(batch.arrays[name]) for name in names)
     new_BT.requires_grad_(True)
