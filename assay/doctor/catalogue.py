@@ -85,8 +85,9 @@ def illness(module_name: str, **words: Any) -> Illness:
     """
     module = sys.modules[module_name]
     checks: dict[str, Any] = {kind: getattr(module, f"check_{kind}", None) for kind in (*KINDS, "reward")}
-    name, path = module_name.rpartition(".")[2], f"{module_name.replace('.', '/')}.py"
-    return Illness(name=name, explanation=module.__doc__ or "", file=path, **checks, **words)
+    path = f"{module_name.replace('.', '/')}.py"
+    words = {"name": module_name.rpartition(".")[2], **words}  # a law has a longer name than its file
+    return Illness(explanation=module.__doc__ or "", file=path, **checks, **words)
 
 
 def one_per_place(check: SourceCheck) -> SourceCheck:

@@ -105,7 +105,8 @@ def test_what_a_run_leaves_behind_can_be_read(models, caplog):
     assert "reward_mean" not in rows[3]  # the second update of the same completions has no reward of its own
     assert rows[3]["gradient_norm"] > 0  # TRL logs every second step
     findings = [json.loads(line) for line in (doctor.directory / "findings.jsonl").read_text().splitlines()]
-    assert [(row["code"], row["step"]) for row in findings] == [("SAMP06", 1)]
+    found = [(row["code"], row["step"], row["follows_from"]) for row in findings]
+    assert found == [("SAMP06", 1, None), ("LAW03", 1, "SAMP06")]
     assert "SAMP06" in doctor.report("concise")
     assert json.loads(doctor.report("json"))
 

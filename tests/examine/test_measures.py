@@ -58,7 +58,7 @@ def test_what_a_step_changed_is_counted():
         third += 4.0
     assert weights.after() == {
         "tensors": 3, "tensors_changed": 2, "tensors_without_gradient": 2, "update_norm": 5.0,
-        "numbers_changed_share": 0.5,
+        "numbers_changed_share": 0.5, "descent": -0.6,
     }  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_of_a_large_model_the_numbers_with_the_largest_gradients_are_compared():
     sample, prefix = Weights([tensor], most=OF_EACH, by_gradient=True), Weights([tensor], most=OF_EACH)
     with torch.no_grad():
         tensor[-1] = 1.0
-    assert sample.after() == {"tensors": 1, "tensors_changed": 1, "tensors_without_gradient": 0}
+    assert sample.after() == {"tensors": 1, "tensors_changed": 1, "tensors_without_gradient": 0, "descent": -1.0}
     assert prefix.after()["tensors_changed"] == 0
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import GROUPS, SIZE, healthy_batch, of_batch
 from assay.doctor.examples.evidence import EPSILON
@@ -39,6 +39,7 @@ from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
+MANY_ROWS, MANY_VALUES = 8, 4  # rows and different advantages that no wrong axis gives by chance
 NEARLY = 1e-3  # relative: what epsilons and 16 bits leave
 
 
@@ -109,6 +110,8 @@ def _broken(batch: Batch, recorded_B: Array, what: str, confidence: Confidence) 
 def _other_axis(batch: Batch, rewards_B: Array, recorded_B: Array, limit: float) -> str:
     """Whether mean or std were taken over dim 0 of rewards.view(prompts, group) or of its transpose."""
     sizes = {len(rows) for rows in groups_of(batch)}
+    if len(rewards_B) < MANY_ROWS or len(np.unique(recorded_B)) < MANY_VALUES:
+        return ""  # with so few, some axis always fits
     if len(sizes) != 1 or len(rewards_B) % next(iter(sizes)):
         return ""
     size = sizes.pop()
@@ -150,8 +153,8 @@ def _is_near(recorded_B: Array, values_B: Array, limit: float) -> bool:
 
 
 def _disorder(batch: Batch, rewards_B: Array, recorded_B: Array) -> str:
-    """In words, where advantages neither rise nor fall with the rewards of their group, or differ between equal ones: no
-    formula, listed or not, does that."""
+    """In words, where advantages neither rise nor fall with the rewards of their group, or differ at equal rewards:
+    no formula, listed or not, does that."""
     largest = float(np.abs(recorded_B[np.isfinite(recorded_B)]).max(initial=0.0))
     for rows in groups_of(batch):
         kept = rows[np.isfinite(recorded_B[rows]) & np.isfinite(rewards_B[rows])]
@@ -178,15 +181,14 @@ def well() -> Evidence:
     return of_batch(healthy_batch())
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LAW04",
     name="law_of_credit",
     severity=Severity.FATAL,
     summary="advantages do not follow from the rewards of the prompt's group",
     fix="Compute the advantage of the row that is named by hand, from the rewards of its own group.",
-    explanation=__doc__,
     symptoms=("advantages are wrong", "advantages do not match rewards"),
-    batch=check_batch,
     sick=sick,
     well=well,
     explains=frozenset({"LAW05"}),

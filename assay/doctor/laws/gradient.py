@@ -27,7 +27,7 @@ from __future__ import annotations
 import numpy as np
 
 from assay.config.sections import LossConfig
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.laws.pattern import describe, worst
@@ -158,16 +158,15 @@ def well() -> Evidence:
     return of_batch(edit_batch(batch, gradients=0.5 * batch.arrays["gradients"]))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LAW05",
     name="law_of_the_gradient",
     severity=Severity.HARMFUL,
     summary="the gradient of the loss is not that of the objective",
     fix="Look for what treats just these tokens differently between the log-probs and the loss: a detach, a slice, a "
     "weight, a second mask.",
-    explanation=__doc__,
-    symptoms=("gradient is wrong", "only some tokens are trained"),
-    batch=check_batch,
+    symptoms=("only some tokens are trained",),
     sick=sick,
     well=well,
     explained_by=frozenset(

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.facts.logprobs import completion_places
@@ -95,15 +95,14 @@ def well() -> Evidence:
     return of_batch(healthy_batch())
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LAW02",
     name="law_of_identity",
     severity=Severity.FATAL,
     summary="the tokens that are trained are not those that were sampled",
     fix="Carry the sampler's own ids to the loss, row by row; never through text, and never in another order.",
-    explanation=__doc__,
-    symptoms=("tokens differ from what was sampled", "wrong tokens in the loss"),
-    batch=check_batch,
+    symptoms=("tokens differ from what was sampled",),
     sick=sick,
     well=well,
     explains=frozenset({"LAW01", "LAW03", "LAW05", "LAW06"}),

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.facts.logprobs import completion_places
@@ -120,15 +120,14 @@ def well() -> Evidence:
     return of_batch(_drawn_batch(sharper=1.0))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LAW01",
     name="law_of_sampling",
     severity=Severity.HARMFUL,
     summary="sampled tokens are not draws from the distribution that is trained",
     fix="Give sampler and trainer the same weights, prompt, temperature, top-p, top-k and penalties.",
-    explanation=__doc__,
     symptoms=("sampler and trainer disagree", "samples do not come from the policy"),
-    batch=check_batch,
     sick=sick,
     well=well,
     explained_by=frozenset({"SAMP", "SYNC", "ALGN", "RAT01", "RAT05", "MODE", "NUM", "LAW02", "LAW03"}),

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.facts.logprobs import loss_tokens
@@ -119,15 +119,14 @@ def well() -> Evidence:
     return of_batch(healthy_batch())
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LAW03",
     name="law_of_scoring",
     severity=Severity.HARMFUL,
     summary="log-probs in the loss are not the model's",
     fix="Score the row that is named by hand: the same ids, no padding, eval mode, and the sampling temperature.",
-    explanation=__doc__,
     symptoms=("log-probs do not match the model", "logprobs differ from a manual forward pass"),
-    batch=check_batch,
     sick=sick,
     well=well,
     explains=frozenset({"LAW01", "LAW05"}),

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.recompute.loss import is_known_whole
@@ -89,15 +89,14 @@ def well() -> Evidence:
     return _stepped(1.0)
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LAW07",
     name="law_of_the_step",
     severity=Severity.FATAL,
     summary="the optimizer's step does not follow the gradient",
     fix="Take maximize=True, a second minus, or the hook that changes gradients out of the optimizer's way.",
-    explanation=__doc__,
-    symptoms=("reward goes down steadily", "maximize=True", "optimizer goes the wrong way"),
-    batch=check_batch,
+    symptoms=("maximize=True", "optimizer goes the wrong way"),
     sick=sick,
     well=well,
     explained_by=frozenset({"OPT", "NUM"}),

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.doctor.catalogue import Illness
+from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.facts.logprobs import completion_places
@@ -103,15 +103,14 @@ def well() -> Evidence:
     return of_batch(consistent(batch, mask=mask_BT, mask_truncated=True))
 
 
-ILLNESS = Illness(
+ILLNESS = illness(
+    __name__,
     code="LAW06",
     name="law_of_the_support",
     severity=Severity.HARMFUL,
     summary="the loss does not cover exactly the sampled tokens",
     fix="Build the mask from the lengths of the sampled answers: their tokens, EOS included, and no others.",
-    explanation=__doc__,
     symptoms=("some tokens are not trained", "loss mask is wrong"),
-    batch=check_batch,
     sick=sick,
     well=well,
     explained_by=frozenset({"MASK", "ALGN", "LAW02"}),

@@ -97,7 +97,7 @@ def test_several_paths_have_a_report_each(sick, well):
     assert done.exit_code == 1
     assert [one["source"] for one in json.loads(done.stdout)["reports"]] == [str(well), str(sick)]
     *_, last = doctor(well, sick, "--format", "concise").stdout.splitlines()
-    assert last == "2 inputs: 2 read, 2 findings in 1 of them (2 harmful), 1 clean"
+    assert last == "2 inputs: 2 read, 1 finding in 1 of them (1 harmful), 1 clean"
 
 
 @pytest.mark.parametrize("how", FORMATS)
