@@ -50,10 +50,8 @@ def check_batch(batch: Batch) -> Verdict:
     for name, oracle, words in PAIRS:
         if batch.get(name) is None or batch.get(oracle) is None:
             continue
-        if name != "ref_logprobs" and not batch.is_on_policy:
-            continue  # plain log-probs may be those of the policy that sampled
-        if name == "old_logprobs" and not _is_fresh(batch):
-            continue  # old may be the log-probs of the earlier weights that sampled
+        if name != "ref_logprobs" and not (batch.is_on_policy and _is_fresh(batch)):
+            continue  # old, or the plain log-probs, may be those of other weights
         verdict = _compare(batch, name, oracle, words)
         if verdict is not None:
             return verdict
