@@ -28,7 +28,7 @@ def update(**how):
 
 def test_an_empty_run_is_judged_by_no_check():
     illnesses = [one for one in catalogue() if one.run is not None]
-    assert illnesses
+    assert len(illnesses) >= 28  # a check that is not found by its name would be missing here
     words = diagnose(Evidence(run=MadeRun().run), illnesses).words
     assert {word.verdict.state for word in words} == {State.NOT_APPLICABLE}
 
