@@ -15,7 +15,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 SCRIPTS, PLANTS = HERE / "scripts", HERE / "plants" / "scripts"
-# where an illness can be seen at all: in the source (s), in a run of the script (d); as the catalogue says
+# What plants can be measured by: of which codes a text shows them, and of which a run does, by a check of runs or by a
+# check of the batches that were recorded. Kept by hand; a code that is not listed does not count in the tables.
 SEEN_IN_SOURCE = frozenset(
     "SAMP01 SAMP02 SAMP03 SAMP04 SAMP05 SAMP07 ALGN01 ALGN02 ALGN03 ALGN05 ALGN06 ALGN07 ALGN08 ALGN09 MASK01 MASK02 "
     "MASK03 MASK04 MASK06 MASK07 MASK08 ADV01 ADV02 ADV03 ADV04 ADV05 ADV06 ADV07 ADV08 ADV10 RAT02 RAT03 RAT04 RAT05 "

@@ -15,8 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.programs.run.observe.guard import sentence
-from assay.programs.run.observe.guard import shielded as attempt
+from assay.programs.run.observe.guard import sentence, shielded
 from assay.watch.imports import AfterImport
 from assay.watch.process import run_script
 
@@ -37,8 +36,8 @@ class ScriptWatch:
         self._faults: list[str] = []
         self._imports = AfterImport(
             {
-                "torch": lambda module: attempt(self._broke, self._torch, module),
-                "transformers.generation.utils": lambda module: attempt(self._broke, self._transformers, module),
+                "torch": lambda module: shielded(self._broke, self._torch, module),
+                "transformers.generation.utils": lambda module: shielded(self._broke, self._transformers, module),
             }
         )
         self._imports.install()
@@ -74,7 +73,7 @@ class ScriptWatch:
 
     def _after_fork(self) -> None:
         """A worker is not watched."""
-        attempt(self._broke, self._off)
+        shielded(self._broke, self._off)
 
     def _off(self) -> None:
         self._imports.remove()
@@ -82,19 +81,19 @@ class ScriptWatch:
             self.observer.stop()
 
     def _enough(self) -> None:
-        attempt(self._broke, self.write)
+        shielded(self._broke, self.write)
 
     def ended(self, error: BaseException | None) -> None:
         if self._written and not _is_failure(error):
             return
-        attempt(self._broke, self._off)
+        shielded(self._broke, self._off)
         if _is_failure(error):
-            attempt(self._broke, self._explain, error)
+            shielded(self._broke, self._explain, error)
         if self.observer is not None:
-            attempt(self._broke, self.observer.updates.settle)
-        attempt(self._broke, self.write)
+            shielded(self._broke, self.observer.updates.settle)
+        shielded(self._broke, self.write)
         if not self._written:
-            attempt(self._broke, self._write_faults)
+            shielded(self._broke, self._write_faults)
 
     def _explain(self, error: BaseException) -> None:
         self.run.failure = self._failure(error)

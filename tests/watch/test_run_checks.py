@@ -9,7 +9,7 @@ from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.report import Report, write
 from assay.programs.read.script import read_program
-from assay.programs.run.gradients import Move, OptimizerStep
+from assay.programs.run.gradients import GradientEvent, OptimizerStep
 from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence, Place, State
 from proof.corpus import as_script, specimens
@@ -96,7 +96,7 @@ def place(line):
 
 
 def step(line, *moves, **how):
-    return OptimizerStep(place(line), moves=tuple(Move(kind, place(at)) for kind, at in moves), **how)
+    return OptimizerStep(place(line), moves=tuple(GradientEvent(kind, place(at)) for kind, at in moves), **how)
 
 
 def test_findings_outweigh_health_and_are_told_once_for_a_place():

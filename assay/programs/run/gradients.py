@@ -8,7 +8,7 @@ from assay.verdict import Place
 
 
 @dataclass(frozen=True)
-class Move:
+class GradientEvent:
     """One thing that happened to gradients: backward, zero_grad, clip_grad_norm, scheduler, step."""
 
     kind: str
@@ -21,7 +21,7 @@ class OptimizerStep:
 
     place: Place
     is_first: bool  # of this optimizer
-    moves: tuple[Move, ...]  # since its last step
+    moves: tuple[GradientEvent, ...]  # since its last step
     emptied_at: Place | None = None  # the zero_grad behind the last backward that left no gradient for the step
     was_reached: bool = False  # a backward since its last step gave it gradients
     began_clean: bool = False  # at the beginning of a backward since its last step it had none

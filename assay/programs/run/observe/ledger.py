@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.programs.graph import Value
-from assay.programs.run.gradients import Bypass, KeptGraphs, LeftOut, Move, OptimizerStep, SharedStep
+from assay.programs.run.gradients import Bypass, GradientEvent, KeptGraphs, LeftOut, OptimizerStep, SharedStep
 from assay.programs.run.sight import Sight
 from assay.programs.run.watched import WatchedRun
 from assay.verdict import Place
@@ -40,7 +40,7 @@ class _Optimizer:
 class GradientLedger:
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
-        self._moves: list[Move] = []
+        self._moves: list[GradientEvent] = []
         self._optimizers: dict[int, _Optimizer] = {}
         self._last_steps: list[tuple[int, Place]] = []  # since the last backward: which optimizer, and where
         self._wrappers: dict[int, tuple[weakref.ref[Any], int]] = {}  # DDP and its passes with gradients since a step
@@ -48,10 +48,10 @@ class GradientLedger:
     def backward(self, place: Place) -> None:
         for optimizer in self._optimizers.values():
             if not _has_gradient(optimizer.parameters):
-                if optimizer.was_reached and Move("backward", place) in self._moves[optimizer.stepped_at :]:
+                if optimizer.was_reached and GradientEvent("backward", place) in self._moves[optimizer.stepped_at :]:
                     optimizer.lost.append(place)
                 optimizer.began_clean, optimizer.was_reached = True, False
-        self._moves.append(Move("backward", place))
+        self._moves.append(GradientEvent("backward", place))
         self._last_steps = []
 
     def after_backward(self) -> None:
@@ -61,7 +61,7 @@ class GradientLedger:
     def happened(self, kind: str, place: Place) -> None:
         if kind == "scheduler" and not self._optimizers and self.run.gradients.scheduler_before_steps is None:
             self.run.gradients.scheduler_before_steps = place
-        self._moves.append(Move(kind, place))
+        self._moves.append(GradientEvent(kind, place))
 
     def wrapped(self, module: Any) -> None:
         self._wrappers[id(module)] = (weakref.ref(module), 0)
@@ -95,7 +95,7 @@ class GradientLedger:
             self._find_left_out(trained, place)
 
     def stepped(self, optimizer: Any, place: Place, known: Iterable[tuple[Any, Value, int]]) -> None:
-        self._moves.append(Move("step", place))
+        self._moves.append(GradientEvent("step", place))
         self._last_steps.append((id(optimizer), place))
         mine = self._optimizers.get(id(optimizer))
         if mine is not None:
@@ -162,9 +162,9 @@ class GradientLedger:
         self.run.gradients.kept += [KeptGraphs(len(updates), place) for place, updates in made.items()]
 
 
-def _emptied_at(moves: Sequence[Move], held: Sequence[Tensor]) -> Place | None:
+def _emptied_at(moves: Sequence[GradientEvent], held: Sequence[Tensor]) -> Place | None:
     """The last zero_grad behind the last backward, if it left no gradient for the step."""
-    behind: list[Move] | None = None
+    behind: list[GradientEvent] | None = None
     for move in moves:
         if move.kind == "backward":
             behind = []
