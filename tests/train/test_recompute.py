@@ -320,7 +320,7 @@ def test_the_command_adds_what_the_model_said_and_leaves_the_run_alone(kept):
     assert "update-00000006: rows of step 4 asked again 16 of 16" in result.stderr
     assert plain.stderr == ""
     names = [{word["code"] for word in json.loads(one.stdout)["passed"]} for one in (plain, result)]
-    assert names[1] - names[0] == {"ALGN03", "ALGN04", "ALGN05", "MODE01"}
+    assert names[1] - names[0] == {"ALGN03", "ALGN04", "ALGN05", "LAW01", "LAW03", "MODE01"}
 
 
 def test_notes_of_the_recheck_stand_in_the_report(copy):

@@ -165,7 +165,7 @@ def straight(assay_command, run_root):
     path = run_root / "watched" / "straight"
     ended = assay_command.run("train", *SICK, "--out", path, count=[PLAIN_LOGITS, WRITE, LOOK], draws=True)
     assert ended.code == 0, ended.stderr
-    assert ended.passed == {PLAIN_LOGITS: 16, WRITE: 2, LOOK: 7}
+    assert ended.passed == {PLAIN_LOGITS: 32, WRITE: 2, LOOK: 7}
     return path
 
 
