@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any
@@ -22,12 +22,19 @@ from assay.verdict import Place, Severity, State, Verdict
 HEADINGS = ("What it checks", "Why it hurts", "How to fix it", "When it is wrong")
 
 BatchCheck = Callable[[Batch], Verdict]
+BatchesCheck = Callable[[Sequence[Batch]], Verdict]  # of one run, in the order of its steps
 CurvesCheck = Callable[[Curves], Verdict]
 # one verdict for each thing that was looked at, the healthy ones too; none: the script has nothing of the kind
 SourceCheck = Callable[[Program], Iterable[Verdict]]
 RunCheck = Callable[[WatchedRun], Iterable[Verdict]]
 RewardCheck = Callable[[RewardTrial], Verdict]
-KINDS = ("batch", "curves", "source", "run")  # of evidence that a run or a script gives; a reward must be called
+KINDS = (
+    "batch",
+    "batches",
+    "curves",
+    "source",
+    "run",
+)  # of evidence that a run or a script gives; a reward must be called
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class Illness:
     scripts: Scripts | None = None  # with `source`
     run: RunCheck | None = None
     reward: RewardCheck | None = None
+    batches: BatchesCheck | None = None
     explains: frozenset[str] = frozenset()  # codes whose findings follow from this one
     explained_by: frozenset[str] = frozenset()  # of a law: families and codes that are a cause of its finding
     symptoms: tuple[str, ...] = ()  # what a user sees, in the words that a user types into a search

@@ -24,6 +24,7 @@ from assay.verdict import LOUD, Confidence, Edit, Missing, Severity, State, Verd
 NOTHING = "nothing of the kind was recognised in the script"
 _NEEDED = {
     "batch": "a recorded batch",
+    "batches": "recorded batches of several steps",
     "curves": "curves",
     "source": "the script",
     "run": "a run under assay watch",
@@ -160,6 +161,7 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
         (illness.run, [(evidence.run, "")]),
         (illness.source, [(program, program.path) for program in evidence.programs]),
         (illness.curves, [(evidence.curves, "")]),
+        (illness.batches, [(evidence.history or None, "")]),
         (illness.batch, [(batch, batch.source) for batch in reversed(evidence.batches)]),
         (illness.reward, [(evidence.reward, evidence.reward.name if evidence.reward else "")]),
     )

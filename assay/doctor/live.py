@@ -44,6 +44,11 @@ FIRST_STEPS = 10  # first steps after each of which the curves are looked at; th
 CURVES_EVERY = 5
 ROLLOUTS_EVERY = 10  # of steps whose rollouts are looked at, beside steps 1, 2, 4, 8, ...
 MOST_FACTS = 4  # shown of a finding
+MOST_KEPT = 16  # batches that are kept for checks of several
+KEPT_FIELDS = (
+    "tokens mask lengths finished forced prompt_tokens prompt_mask rewards group_ids sampler_versions sampler_logprobs "
+    "old_logprobs ref_logprobs plain_logprobs plain_entropy plain_variance plain_ref_logprobs"
+).split()
 
 
 class LiveDoctor:
@@ -69,6 +74,7 @@ class LiveDoctor:
         self.timings: list[Mapping[str, Any]] = []
         self._clock = clock
         self._began, self._spent = clock(), 0.0
+        self._earlier: list[Batch] = []  # the newest, with what checks of several batches need
         self._words: dict[str, Word] = {}  # of each illness the loudest so far
         self._recorded: dict[str, Confidence] | None = None  # read when the run directory is there
         self._reported: set[str] = set()
@@ -110,7 +116,7 @@ class LiveDoctor:
         """An update, or the rollouts of a step: it is looked at now."""
         self.begin(batch.step or 1)
         self.settings |= {name: batch.settings[name] for name in ("eos_ids",) if name in batch.settings}
-        return self._look(Evidence(batches=(batch,)), batch.step)
+        return self._look_at_batch(batch)
 
     def look_at_curves(self) -> None:
         if self.rows:
@@ -134,7 +140,7 @@ class LiveDoctor:
             batch = self._batch(record, row)
             self._spent += self._clock() - began
             if batch is not None:
-                self._look(Evidence(batches=(batch,)), step)
+                self._look_at_batch(batch)
         if alarm or is_curves_look(step):
             self.look_at_curves()
 
@@ -154,15 +160,24 @@ class LiveDoctor:
 
     # what the doctor makes of it
 
+    def _look_at_batch(self, batch: Batch) -> Diagnosis:
+        """Beside what checks of several batches need of the earlier ones of the run."""
+        place = (batch.step or 0, batch.numbers.get("update", 0))
+        if self._earlier and place < (self._earlier[-1].step or 0, self._earlier[-1].numbers.get("update", 0)):
+            self._earlier.clear()  # another run in the same process
+        evidence = Evidence(batches=(batch,), earlier=tuple(self._earlier))
+        self._earlier = [*self._earlier, batch.only(KEPT_FIELDS)][-MOST_KEPT:]
+        return self._look(evidence, batch.step)
+
     def _look(self, evidence: Evidence, step: int | None) -> Diagnosis:
         self.begin(step or 1)
         began = self._clock()
-        kind = "curves" if evidence.curves is not None else "batch"
+        kinds = ("curves",) if evidence.curves is not None else ("batch", "batches")
         diagnosis = diagnose(evidence, illnesses_looking_at(*KINDS))
         self._looks += 1
         for word in diagnosis.words:
             known = self._words.get(word.code)
-            if word.illness.looks_at(kind) and (known is None or word.loudness > known.loudness):
+            if word.illness.looks_at(*kinds) and (known is None or word.loudness > known.loudness):
                 self._words[word.code] = word
         self._report_crashes(diagnosis)
         causes = root_causes(list(self._words.values()))

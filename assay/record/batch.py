@@ -59,6 +59,9 @@ FIELDS: dict[str, Field] = {
     "values": Field(("BT",), "float", "PPO: what the critic predicted."),
     "returns": Field(("BT",), "float", "PPO: what the critic is trained towards."),
     "token_rewards": Field(("BT",), "float", "Reward of each token, KL penalty included."),
+    "rewards_again": Field(
+        ("B",), "float", "Rewards of some rows, computed again alone; NaN where not, or where that gives two answers."
+    ),
     # what the loss made of it
     "ratio": Field(("BT", "B"), "float", "new / old as the trainer computed it; one per row for sequence ratios."),
     "clipped": Field(("BT",), "bool", "Tokens that the trainer counts as clipped."),
@@ -110,6 +113,7 @@ NUMBERS: dict[str, str] = {
     "loss_split": "The loss summed over two micro-batches.",
     "loss_perturbed": "The loss with the values under the mask replaced.",
     "descent": "Cosine between the step of the weights and minus their gradient: above 0, the step goes downhill.",
+    "reference_drift": "Largest change of the reference's log-probs of one row since the first look at it.",
     "dropout_modules": "Dropout modules that were active in the scoring pass.",
 }
 
@@ -157,6 +161,7 @@ MEANINGS: dict[str, str] = {
     "max_reward": "The best reward an answer can get.",
     "min_reward": "The worst.",
     "steps": "Planned steps of the run.",
+    "dataset_size": "Different prompts that the data set has.",
     "trainer": "Trainer that recorded the batch.",
 }
 SETTINGS = {
@@ -222,6 +227,12 @@ class Batch:
 
     def get(self, name: str) -> Array | None:
         return self.arrays.get(name)
+
+    def only(self, names: Collection[str]) -> Batch:
+        """The same batch with these arrays, and without its completions as text."""
+        texts = {name: text for name, text in self.texts.items() if name != "completion"}
+        arrays = {name: array for name, array in self.arrays.items() if name in names}
+        return Batch(arrays, self.numbers, self.settings, texts, self.source)
 
     def number(self, name: str) -> float | int:
         if name not in self.numbers:

@@ -114,10 +114,10 @@ def test_codes_and_names_are_unique_and_well_formed():
 
 def test_each_kind_of_check_carries_its_proof():
     for illness in ILLNESSES:
-        of_records = illness.looks_at("batch", "curves", "reward")
+        of_records = illness.looks_at("batch", "batches", "curves", "reward")
         assert (illness.sick is None) == (illness.well is None) == (not of_records), illness.code
         assert (illness.scripts is None) == (illness.source is None), illness.code
-        assert illness.looks_at("batch", "curves", "source", "run", "reward"), illness.code
+        assert illness.looks_at("batch", "batches", "curves", "source", "run", "reward"), illness.code
 
 
 def test_a_file_is_named_after_its_illness():

@@ -24,3 +24,10 @@ class Evidence:
     programs: tuple[Program, ...] = ()
     run: WatchedRun | None = None  # of a script under `assay watch`
     reward: RewardTrial | None = None
+    earlier: tuple[Batch, ...] = ()  # of the same run, looked at before: only checks of several batches see them
+
+    @property
+    def history(self) -> list[Batch]:
+        """All batches of the run in the order of its updates."""
+        batches = [*self.earlier, *self.batches]
+        return sorted(batches, key=lambda batch: (batch.step or 0, batch.numbers.get("update", 0)))

@@ -18,7 +18,7 @@ from assay.record.batch import FLAGS, WORDS
 
 COUNTS = frozenset(
     "group_size prompts max_tokens updates_per_rollout minibatches microbatches sequences lora_rank parameters steps "
-    "reference_every".split()
+    "reference_every dataset_size".split()
 )
 ANY_SIGN = frozenset(("max_reward", "min_reward", "top_k", "pad_id", "kl_coef", "entropy_coef", "top_p"))
 MAYBE_INFINITE = ("correction_high", "dual_clip", "delta")  # a bound that nothing reaches

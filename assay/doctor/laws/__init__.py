@@ -10,5 +10,9 @@ token by token; if it is broken and no illness explains it, the law itself is th
     gradient.py   LAW05  the gradient of every token is the objective's
     step.py       LAW07  the step of the optimizer follows the gradient
     sampling.py   LAW01  sampled tokens are draws from the distribution that is trained
+    reference.py  LAW08  the reference is the frozen policy of the start
+    freshness.py  LAW09  the sampler has the weights that are trained
+    reward.py     LAW10  a reward belongs to its row
+    supply.py     LAW11  prompts vary, groups hold one prompt each, random numbers differ
     pattern.py    which rows and tokens break a law, in words
 """

@@ -24,37 +24,74 @@ another policy on purpose.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.facts.logprobs import completion_places
-from assay.verdict import (
-    Confidence,
-    Fact,
-    Missing,
-    Severity,
-    Verdict,
-    finding,
-    healthy,
-    not_applicable,
-    not_enough_data,
-)
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 TOKENS = 100  # fewer say nothing
 TOKENS_WITHOUT_VARIANCE = 400
 UNSURE = 0.05  # nats: below it the entropies hold no randomness to look at
-BOUND = 5.0  # standard deviations: chance leaves this once in two million checks
+BOUND = 4.5  # standard deviations, with room for rare tokens: chance leaves this less than once in 20,000 checks
+SURE = 6.0
 BOUND_WITHOUT_VARIANCE = 8.0  # where the spread is estimated from the tokens themselves, which skew fools
 
 
+class Draws(NamedTuple):
+    """Of the sampled tokens of a batch that can be judged, N of them."""
+
+    surprise_N: Array  # log p + entropy
+    variance_N: Array  # what it is under p; its square where that is not known
+    is_variance_known: bool
+
+    @property
+    def deviations(self) -> float:
+        """Of the sum from 0. A single rare token may weigh as much as a hundred common ones, so that the sum is not
+        normal: the bound of Bernstein leaves room for the largest surprise."""
+        total = float(self.surprise_N.sum())
+        largest = float((np.sign(total) * self.surprise_N).max(initial=0.0))
+        spread = float(self.variance_N.sum()) + largest * abs(total) / 3
+        return total / float(np.sqrt(max(spread, 1e-12)))
+
+
 def check_batch(batch: Batch) -> Verdict:
-    if batch.number("update") != 0:
-        return not_applicable("the weights have moved since these tokens were sampled")
+    return _judge(sampled_draws(batch), batch.step)
+
+
+def check_batches(batches: Sequence[Batch]) -> Verdict:
+    """All steps together: what is within the noise of each step may not be within that of the run."""
+    by_step: dict[int | None, Draws] = {}
+    reasons = []
+    for batch in batches:
+        try:
+            by_step.setdefault(batch.step, sampled_draws(batch))
+        except Missing as missing:
+            reasons.append(missing)
+    known = [draws for draws in by_step.values() if draws.is_variance_known]
+    if not known:
+        raise reasons[0] if reasons else Missing("plain_variance")
+    pooled = Draws(
+        np.concatenate([draws.surprise_N for draws in known]),
+        np.concatenate([draws.variance_N for draws in known]),
+        True,
+    )
+    return _judge(pooled, None, f" of {len(known)} steps")
+
+
+def sampled_draws(batch: Batch) -> Draws:
+    """Raises Missing where they cannot be judged, and says why."""
     versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
+    if batch.number("update") != 0:
+        raise Missing("the first update of the rollouts: the weights have moved since these tokens were sampled")
     if versions_B is not None and version is not None and (versions_B != version).any():
-        return not_applicable("the tokens were sampled by an earlier version of the weights, as the record says")
+        raise Missing("tokens of the weights that are trained: the record says that earlier ones sampled these")
     if batch.get("plain_entropy") is not None:
         names = ("plain_logprobs", "plain_entropy")
     elif batch.get("entropy") is not None:
@@ -67,17 +104,19 @@ def check_batch(batch: Batch) -> Verdict:
     forced_BT = batch.get("forced")
     if forced_BT is not None:
         inside_BT &= ~forced_BT
-    count, needed = int(inside_BT.sum()), TOKENS if variance_BT is not None else TOKENS_WITHOUT_VARIANCE
+    surprise_N = (logprobs_BT + entropy_BT)[inside_BT]
+    return Draws(surprise_N, surprise_N**2 if variance_BT is None else variance_BT[inside_BT], variance_BT is not None)
+
+
+def _judge(draws: Draws, step: int | None, of: str = "") -> Verdict:
+    count, needed = len(draws.surprise_N), TOKENS if draws.is_variance_known else TOKENS_WITHOUT_VARIANCE
     if count < needed:
         return not_enough_data(f"{needed} sampled tokens with some randomness; {count} are here")
-    surprise = (logprobs_BT + entropy_BT)[inside_BT]
-    variance = variance_BT[inside_BT] if variance_BT is not None else surprise**2
-    deviations = float(surprise.sum() / np.sqrt(max(float(variance.sum()), 1e-12)))
-    bound = BOUND if variance_BT is not None else BOUND_WITHOUT_VARIANCE
-    fact = Fact("standard deviations of log p + entropy from 0", deviations, bound, batch.step)
-    mean = Fact("its mean over sampled tokens, in nats", float(surprise.mean()))
+    deviations, bound = draws.deviations, BOUND if draws.is_variance_known else BOUND_WITHOUT_VARIANCE
+    fact = Fact("standard deviations of log p + entropy from 0", deviations, bound, step)
+    mean = Fact("its mean over sampled tokens, in nats", float(draws.surprise_N.mean()))
     if abs(deviations) <= bound:
-        return healthy(f"{count} sampled tokens look like draws from the distribution that is trained", fact, mean)
+        return healthy(f"{count} sampled tokens{of} look like draws from the distribution that is trained", fact, mean)
     kind = "likelier" if deviations > 0 else "rarer"
     cause = (
         "the sampler's distribution is sharper: a lower temperature, top-p, top-k, or greedy decoding"
@@ -85,10 +124,10 @@ def check_batch(batch: Batch) -> Verdict:
         else "the sampler has other weights, another prompt, a higher temperature or a penalty"
     )
     return finding(
-        f"the sampled tokens are {kind} than draws from the distribution that is trained: {cause}",
+        f"the sampled tokens{of} are {kind} than draws from the distribution that is trained: {cause}",
         fact,
         mean,
-        confidence=Confidence.PROVEN if variance_BT is not None else Confidence.LIKELY,
+        confidence=Confidence.PROVEN if draws.is_variance_known and abs(deviations) > SURE else Confidence.LIKELY,
     )
 
 

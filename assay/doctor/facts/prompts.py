@@ -1,0 +1,31 @@
+"""Which prompt each row of a batch has, by its tokens or its text.
+
+Shape legend: B completions, P prompt tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from assay.doctor.evidence import Batch
+from assay.verdict import Missing
+
+
+def prompt_keys(batch: Batch) -> Sequence[Hashable]:
+    """Equal where the prompts are equal: by tokens without padding, else by text. Raises Missing without either."""
+    tokens = prompt_token_keys(batch)
+    if tokens is not None:
+        return tokens
+    for name in ("prompt", "prompt_id"):
+        if name in batch.texts:
+            return batch.texts[name]
+    raise Missing("prompt_tokens")
+
+
+def prompt_token_keys(batch: Batch) -> list[tuple[int, ...]] | None:
+    tokens_BP, mask_BP = batch.get("prompt_tokens"), batch.get("prompt_mask")
+    if tokens_BP is None or not tokens_BP.shape[1]:
+        return None
+    if mask_BP is None:
+        return [tuple(row.tolist()) for row in tokens_BP]
+    return [tuple(row[real].tolist()) for row, real in zip(tokens_BP, mask_BP, strict=True)]

@@ -1,0 +1,145 @@
+"""
+## What it checks
+The sampler has the weights that the record says: those that are trained. In the first step any sampler has them,
+because nothing has been trained yet. If sampler and trainer agree there and differ later, the sampler did not get the
+new weights. Without log-probs of the sampler, the law of sampling (LAW01) gives the difference.
+
+## Why it hurts
+A sampler that stays behind answers like the start of the run. If old log-probs are the current policy's, no ratio shows
+it, and the loss treats the answers as its own.
+
+## How to fix it
+Push the weights to the sampler after every update, and clear its prefix cache.
+
+    # before: pushed once
+    engine.load_weights(model.state_dict())
+    # after: in the loop, after optimizer.step()
+    engine.load_weights(model.state_dict())
+    engine.reset_prefix_cache()
+
+## When it is wrong
+Where sampling runs ahead on purpose and the loss corrects for it. Such runs say so in their settings (correction) or in
+the versions of their rows, and are not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from assay.doctor.catalogue import illness
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edit_batch, healthy_batch
+from assay.doctor.facts.logprobs import completion_places, mean_distance
+from assay.doctor.facts.rounding import limit_between_passes
+from assay.doctor.laws.sampling import BOUND, Draws, sampled_draws
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+
+TOKENS = 20  # fewer have no mean
+GROWTH = 5.0  # times the distance of the first step
+QUIET = 3.0  # standard deviations that a sampler with the right weights leaves in the first step
+
+
+def check_batches(batches: Sequence[Batch]) -> Verdict:
+    if any(batch.settings.get("correction", "off") != "off" for batch in batches):
+        return not_applicable("importance weights correct for a sampler that lags")
+    first = [batch for batch in batches if batch.step == 1]
+    later = [batch for batch in batches if (batch.step or 0) > 1]
+    if not first or not later:
+        raise Missing("batches of the first step and of later ones")
+    return _by_logprobs(first, later) or _by_draws(first, later)
+
+
+def _by_logprobs(first: Sequence[Batch], later: Sequence[Batch]) -> Verdict | None:
+    """None where the sampler reported no log-probs, or the model's own are not known."""
+    start, ends = [_distance(batch) for batch in first], [_distance(batch) for batch in later]
+    known, known_later = [mean for mean in start if mean is not None], [mean for mean in ends if mean is not None]
+    if not known or not known_later:
+        return None
+    limit = limit_between_passes(later[-1].settings)
+    facts = (
+        Fact("mean |sampler - model| in the first step", known[0], limit, 1),
+        Fact("the largest of later steps", max(known_later), limit),
+    )
+    if known[0] <= limit and max(known_later) > max(limit, GROWTH * known[0]):
+        return finding("sampler and model agree in the first step and differ later: the sampler stays behind", *facts)
+    if known[0] > limit:
+        return not_applicable("sampler and model differ from the first step on, before there was anything to push")
+    return healthy("the sampler has the weights that are trained, in later steps too", *facts)
+
+
+def _distance(batch: Batch) -> float | None:
+    """Mean distance between the sampler's log-probs and the model's, of rows that are said to be fresh."""
+    sampler_BT = batch.get("sampler_logprobs")
+    model_BT = batch.get("plain_logprobs")
+    if sampler_BT is None or model_BT is None or batch.numbers.get("update") != 0 or batch.get("tokens") is None:
+        return None
+    inside_BT = completion_places(batch) & np.isfinite(sampler_BT) & np.isfinite(model_BT)
+    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
+    if versions_B is not None and version is not None:
+        inside_BT = inside_BT & (versions_B == version)[:, None]
+    mean = mean_distance(sampler_BT, model_BT, inside_BT, TOKENS)
+    return None if np.isnan(mean) else float(mean)
+
+
+def _by_draws(first: Sequence[Batch], later: Sequence[Batch]) -> Verdict:
+    start, end = _pool(first), _pool(later)
+    facts = (
+        Fact("standard deviations of log p + entropy from 0 in the first step", start.deviations, BOUND, 1),
+        Fact("the same over later steps", end.deviations, BOUND),
+    )
+    if abs(start.deviations) > QUIET:
+        return not_applicable("the tokens of the first step are not draws of the model already")
+    if end.deviations >= -BOUND:
+        return healthy("the tokens of later steps are draws of the weights that are trained", *facts)
+    return finding(
+        "the tokens of the first step are draws of the model, those of later steps are not: the sampler stays behind",
+        *facts,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _pool(batches: Sequence[Batch]) -> Draws:
+    """Of all steps that can be judged; raises Missing where none can."""
+    pooled: dict[int | None, Draws] = {}
+    for batch in batches:
+        if batch.numbers.get("update") == 0 and batch.get("plain_variance") is not None:
+            pooled.setdefault(batch.step, sampled_draws(batch))
+    if sum(len(draws.surprise_N) for draws in pooled.values()) < TOKENS:
+        raise Missing("sampler_logprobs or plain_variance of the first step and of later ones")
+    surprises, variances, _ = zip(*pooled.values(), strict=True)
+    return Draws(np.concatenate(surprises), np.concatenate(variances), True)
+
+
+def _run(behind: float) -> Evidence:
+    """Two steps; in the second the sampler's log-probs are off by so much."""
+    batch = healthy_batch().only(("tokens", "mask", "lengths", "plain_logprobs"))
+    (plain_BT,) = batch.need("plain_logprobs")
+    steps = [
+        edit_batch(batch, step=step, update=0, sampler_logprobs=plain_BT - off) for step, off in ((1, 0.0), (2, behind))
+    ]
+    return Evidence(batches=tuple(steps))
+
+
+def sick() -> Evidence:
+    return _run(behind=0.4)
+
+
+def well() -> Evidence:
+    return _run(behind=0.0)
+
+
+ILLNESS = illness(
+    __name__,
+    code="LAW09",
+    name="law_of_freshness",
+    severity=Severity.HARMFUL,
+    summary="the sampler does not have the weights that are trained",
+    fix="Push the weights to the sampler after every update and clear its cache, or correct by old / sampler.",
+    symptoms=("sampler has stale weights", "weights are not synced to the engine"),
+    sick=sick,
+    well=well,
+    explains=frozenset({"LAW01", "SAMP06"}),
+    explained_by=frozenset({"SYNC", "RAT01", "LAW02", "LAW03"}),
+)

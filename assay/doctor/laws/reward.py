@@ -1,0 +1,115 @@
+"""
+## What it checks
+A reward belongs to its row. Where the reward was computed again for some rows, alone and in other company, it must be
+the one on record. And an answer that comes again in a later step must get the reward it got before.
+
+## Why it hurts
+A reward in another row's place praises an answer for what its neighbour wrote. The mean advantage stays 0 and every
+curve looks like a hard task.
+
+## How to fix it
+Score one row by hand and compare. Keep prompts, completions and answers in one list of records until they are scored.
+
+    # before: the answers are in the order of the data set, the completions in that of the groups
+    rewards = [score(c, a) for c, a in zip(completions, answers * group)]
+    # after
+    rewards = [score(c, a) for c, a in zip(completions, [a for a in answers for _ in range(group)])]
+
+## When it is wrong
+A reward that changes on purpose: a schedule, a judge that samples. Rows whose reward differs between two calls in a row
+are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from assay.doctor.catalogue import illness
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
+from assay.doctor.facts.prompts import prompt_keys
+from assay.doctor.facts.repeats import completions
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+
+NEARLY = 1e-5  # of the largest reward: float32
+FEW = 3  # answers that come again with another reward: fewer may be a tie that was cut off differently
+
+
+def check_batch(batch: Batch) -> Verdict:
+    rewards_B, again_B = batch.need("rewards", "rewards_again")
+    asked = np.flatnonzero(np.isfinite(again_B) & np.isfinite(rewards_B))
+    if not len(asked):
+        raise Missing("rewards_again of any row")
+    limit = NEARLY * max(1.0, float(np.abs(rewards_B[asked]).max()))
+    off = asked[np.abs(rewards_B - again_B)[asked] > limit]
+    if not len(off):
+        return healthy(f"{len(asked)} rows were scored again alone and got the same reward", Fact("rows", len(asked)))
+    row = int(off[0])
+    return finding(
+        f"{len(off)} of {len(asked)} rows that were scored again alone get another reward than the one on record",
+        Fact("reward on record", float(rewards_B[row]), None, batch.step, row),
+        Fact("reward of the same row alone", float(again_B[row])),
+    )
+
+
+def check_batches(batches: Sequence[Batch]) -> Verdict:
+    known: dict[object, tuple[float, int | None]] = {}
+    seen: set[object] = set()
+    conflicts: list[tuple[int | None, int, float, float]] = []
+    for batch in batches:
+        if batch.get("rewards") is None or batch.settings.get("kl_placement") == "reward":
+            continue
+        (rewards_B,) = batch.need("rewards")
+        for row, key in enumerate(zip(prompt_keys(batch), completions(batch), strict=True)):
+            if not np.isfinite(rewards_B[row]) or not key[1]:
+                continue
+            first, step = known.setdefault(key, (float(rewards_B[row]), batch.step))
+            if step != batch.step:
+                seen.add(key)
+                if abs(first - rewards_B[row]) > NEARLY * max(1.0, abs(first)):
+                    conflicts.append((batch.step, row, first, float(rewards_B[row])))
+    if not seen:
+        raise Missing("rewards_again, or an answer that comes again in a later step")
+    fact = Fact("answers that came again in a later step", len(seen))
+    if not conflicts:
+        return healthy("answers that come again get the reward they got before", fact)
+    step, row, first, now = conflicts[0]
+    return finding(
+        f"answers that come again in a later step get another reward ({len(conflicts)} times, {len(seen)} answers)",
+        Fact("reward now", now, None, step, row),
+        Fact("reward of the same answer before", first),
+        fact,
+        confidence=Confidence.LIKELY if len(conflicts) >= FEW else Confidence.POSSIBLE,
+    )
+
+
+def _asked_again(shift: int) -> Evidence:
+    batch = healthy_batch()
+    (rewards_B,) = batch.need("rewards")
+    again_B = np.where(np.arange(len(rewards_B)) < 4, np.roll(rewards_B, shift), np.nan)
+    return of_batch(edit_batch(batch, rewards_again=again_B))
+
+
+def sick() -> Evidence:
+    """Rewards are off by one row."""
+    return _asked_again(1)
+
+
+def well() -> Evidence:
+    return _asked_again(0)
+
+
+ILLNESS = illness(
+    __name__,
+    code="LAW10",
+    name="law_of_the_reward",
+    severity=Severity.FATAL,
+    summary="rewards are not those of their rows",
+    fix="Score the row that is named by hand; keep prompt, completion and answer together until they are scored.",
+    symptoms=("rewards do not match the completions", "reward belongs to another sample"),
+    sick=sick,
+    well=well,
+    explained_by=frozenset({"REW", "ALGN", "ADV"}),
+)

@@ -1,0 +1,185 @@
+"""
+## What it checks
+Prompts vary between the groups of a step and between steps, each group holds one prompt, the tokens of a prompt are
+those of its text, and no step repeats the random numbers of another.
+
+## Why it hurts
+A run that sees one prompt learns one answer. A group of several prompts compares answers to different questions. A
+seed that is set again in every step gives the same answers again and again.
+
+## How to fix it
+Print the prompts of two steps beside each other. Look for an iterator that is made again in every step, an index that
+stays 0, a variable of a loop that is used after it, a seed inside of the loop.
+
+    # before: the loader begins again in every step
+    for step in range(steps):
+        prompts = next(iter(loader))
+    # after
+    batches = iter(loader)
+    for step in range(steps):
+        prompts = next(batches)
+
+## When it is wrong
+A data set that is as small as one step, or a run that is meant to overfit one prompt: say how many prompts there are
+(dataset_size).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from assay.doctor.catalogue import illness
+from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.examples import GROUPS, SIZE, B, edit_batch, healthy_batch
+from assay.doctor.facts.prompts import prompt_keys, prompt_token_keys
+from assay.doctor.facts.repeats import completions, log_chances, values_by_key
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+
+STEPS = 3  # with the same prompts
+GROUPS_ALIKE = 3  # with one prompt
+COPIES = 3  # completions that come again in the same place of a later step
+RARE = math.log(1e-8)  # of a completion: it does not come twice in a run
+
+
+def check_batch(batch: Batch) -> Verdict:
+    keys = prompt_keys(batch)
+    group_B = batch.get("group_ids")
+    verdict = _text_against_tokens(batch)
+    if verdict is not None:
+        return verdict
+    if group_B is None:
+        raise Missing("group_ids")
+    groups = values_by_key(group_B.tolist(), keys)
+    mixed = [name for name, prompts in groups.items() if len(set(prompts)) > 1]
+    if mixed:
+        row = int(np.flatnonzero(group_B == mixed[0])[0])
+        return finding(
+            f"{len(mixed)} of {len(groups)} groups hold answers to different prompts",
+            Fact("prompts in one group", len(set(groups[mixed[0]])), 1, batch.step, row),
+            confidence=Confidence.LIKELY,
+        )
+    different = len(set(keys))
+    fact = Fact("different prompts", different, None, batch.step)
+    if len(groups) >= GROUPS_ALIKE and different == 1 and batch.settings.get("dataset_size") != 1:
+        return finding(
+            f"all {len(groups)} groups of the step have the same prompt",
+            fact,
+            confidence=Confidence.LIKELY if batch.settings.get("dataset_size", 0) > 1 else Confidence.POSSIBLE,
+        )
+    return healthy(f"each of {len(groups)} groups holds one prompt, {different} different ones in all", fact)
+
+
+def check_batches(batches: Sequence[Batch]) -> Verdict:
+    steps: dict[int, Batch] = {}
+    for batch in batches:
+        if batch.step is not None and batch.numbers.get("update", 0) == 0:
+            known = steps.get(batch.step)
+            if known is None or len(known.arrays) < len(batch.arrays):
+                steps[batch.step] = batch
+    if len(steps) < 2:
+        raise Missing("batches of several steps")
+    verdict = _same_draws(steps)
+    if verdict is not None:
+        return verdict
+    prompts = [frozenset(prompt_keys(batch)) for batch in steps.values()]
+    if len(prompts) < STEPS:
+        raise Missing(f"prompts of {STEPS} steps")
+    fact = Fact("different prompts in all steps together", len(frozenset().union(*prompts)))
+    same = all(one == prompts[0] for one in prompts)
+    size = next(iter(steps.values())).settings.get("dataset_size")
+    if not same:
+        return healthy(f"the prompts of {len(prompts)} steps differ", fact)
+    if size is not None and size <= len(prompts[0]):
+        return not_applicable("the data set has no more prompts than a step takes")
+    return finding(
+        f"all {len(prompts)} steps that were looked at have the same {len(prompts[0])} prompts",
+        fact,
+        *(() if size is None else (Fact("prompts in the data set", size),)),
+        confidence=Confidence.POSSIBLE if size is None else Confidence.LIKELY,
+    )
+
+
+def _text_against_tokens(batch: Batch) -> Verdict | None:
+    """A finding where rows with one prompt text have different prompt tokens, or the reverse."""
+    tokens, texts = prompt_token_keys(batch), batch.texts.get("prompt")
+    if (
+        tokens is None
+        or texts is None
+        or len(set(tokens)) == len(set(texts)) == len(set(zip(tokens, texts, strict=True)))
+    ):
+        return None
+    by_text: dict[Hashable, list[tuple[int, ...]]] = values_by_key(texts, tokens)
+    torn = sum(len(set(found)) > 1 for found in by_text.values())
+    if not torn:
+        return None  # texts that differ may be cut down to the same tokens
+    return finding(
+        f"{torn} of {len(by_text)} prompts have different tokens in different rows: prompts and tokens are mixed up",
+        Fact("prompts as text", len(by_text), None, batch.step),
+        Fact("prompts as tokens", len(set(tokens))),
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _same_draws(steps: dict[int, Batch]) -> Verdict | None:
+    """A finding where improbable answers stand in the same rows of two steps: the random numbers are the same."""
+    before: tuple[int, list[object], Array] | None = None
+    for step, batch in steps.items():
+        try:
+            rows: list[object] = list(zip(prompt_keys(batch), completions(batch), strict=True))
+            chances_B = log_chances(batch)
+        except Missing:
+            continue
+        if before is not None and len(before[1]) == len(rows):
+            copies = [
+                row
+                for row, (now, then) in enumerate(zip(rows, before[1], strict=True))
+                if now == then and chances_B[row] < RARE
+            ]
+            if len(copies) >= COPIES:
+                return finding(
+                    f"{len(copies)} of {len(rows)} answers of step {step} are those of step {before[0]}, row for row: "
+                    "the same random numbers were used again",
+                    Fact("log-probability of such an answer", float(chances_B[copies[0]]), RARE, step, copies[0]),
+                    confidence=Confidence.LIKELY,
+                )
+        before = (step, rows, chances_B)
+    return None
+
+
+def _run(new_prompts: int) -> Evidence:
+    """Three steps; each has other prompts, unless there are no new ones."""
+    batch = replace(healthy_batch().only(("tokens", "mask", "lengths", "group_ids")), texts={})
+    group_B1 = (np.arange(B) // SIZE)[:, None]
+    return Evidence(
+        tuple(
+            edit_batch(batch, step=step, update=0, dataset_size=100, prompt_tokens=group_B1 + step * new_prompts)
+            for step in range(1, 4)
+        )
+    )
+
+
+def sick() -> Evidence:
+    return _run(new_prompts=0)
+
+
+def well() -> Evidence:
+    return _run(new_prompts=GROUPS)
+
+
+ILLNESS = illness(
+    __name__,
+    code="LAW11",
+    name="law_of_supply",
+    severity=Severity.HARMFUL,
+    summary="prompts or random numbers repeat where they should vary, or groups mix prompts",
+    fix="Draw new prompts in each step, one per group, and set the seed once, before the loop.",
+    symptoms=("same prompts every step", "every group has the same prompt", "the model only sees one prompt"),
+    sick=sick,
+    well=well,
+    explained_by=frozenset({"SAMP05", "ADV", "ALGN"}),
+)
