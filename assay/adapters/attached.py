@@ -37,6 +37,7 @@ from assay.doctor.diagnosis import Diagnosis, Word
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.live import LiveDoctor
 from assay.doctor.report import Report, write
+from assay.examine.again import ReferenceRow
 from assay.examine.guard import Guard, short_reason
 from assay.examine.inputs import PassInputs
 from assay.examine.part import Part, join, join_inputs, sampled_fields, stack
@@ -121,9 +122,13 @@ class Look:
         return sorted(row for part in self.parts for row in part.rows)
 
     def add_plain_logprobs(
-        self, model: nn.Module, temperature: float, reference: AbstractContextManager[nn.Module | None]
+        self,
+        model: nn.Module,
+        temperature: float,
+        reference: AbstractContextManager[nn.Module | None],
+        kept: ReferenceRow,
     ) -> None:
-        """Before the optimizer moves the weights."""
+        """Before the optimizer moves the weights. `kept` is of the whole run."""
         rows, prompts, sampled = self.rows[:MOST_ROWS], self.rollouts.prompts, self.rollouts.sampled
         plain = {row: plain_logprobs(model, prompts[row], sampled[row], temperature=temperature) for row in rows}
         for number, name in enumerate(PLAIN_FIELDS):
@@ -134,6 +139,12 @@ class Look:
                     row: plain_logprobs(frozen, prompts[row], sampled[row], temperature=temperature).scaled_T
                     for row in rows
                 }
+                drift = kept.drift(
+                    lambda prompt, tokens: plain_logprobs(frozen, prompt, tokens, temperature=temperature).scaled_T,
+                    prompts[rows[0]],
+                    sampled[rows[0]],
+                )
+                self.numbers |= {} if drift is None else {"reference_drift": drift}
 
     def fields(self, pad: int) -> dict[str, Any]:
         """Of a Batch; the adapter adds settings, rewards and what else it knows."""
@@ -165,6 +176,7 @@ class Attached(ABC):
         self._losses: list[Tensor] = []  # of the update in progress
         self._row: dict[str, Any] = {}  # of the last update
         self._batches: list[Batch] = []
+        self.reference_row = ReferenceRow()
         self._written: int | None = None  # rows of curves; None: training has not begun
         self._began = self._step_began = time.perf_counter()
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from transformers import TrainerCallback
 
 from assay.adapters.attached import Attached, Look, Rollouts
 from assay.adapters.trl_batch import TRLGeneration, loss_tokens, part_of, rollout_batch, update_batch
-from assay.adapters.trl_settings import METRICS, metrics_row, settings_of, temperature_of
+from assay.adapters.trl_settings import METRICS, dataset_size, metrics_row, settings_of, temperature_of
 from assay.examine.inputs import PassInputs
 from assay.examine.loss_probes import token_gradients
 from assay.record.batch import Batch
 
+FAST = 0.1  # seconds that a reward function took for a generation, to be asked again about some rows
 ROWS = "assay_rows"  # key under which rows keep their number while TRL shuffles them
 _MARK = "_assay_attached"
 _AROUND = {  # methods of TRL's trainer -> ours around them
@@ -82,6 +84,7 @@ class AttachedToTRL(Attached):
         self._in_loss = False
         self._scoring: list[Mapping[str, Any]] = []  # arguments of the scoring pass of each part
         self._rate = 0.0
+        self.dataset_size: dict[str, int] = {}
         self._seen_metrics: dict[str, int] = {}
         self._originals = {name: getattr(trainer, name) for name in _AROUND}
         for name, ours in _AROUND.items():  # on the instance: a subclass's own methods are inside of these
@@ -94,6 +97,10 @@ class AttachedToTRL(Attached):
 
     def steps_done(self) -> int:
         return int(self.trainer.state.global_step)
+
+    def begin(self) -> None:
+        self.dataset_size = self.attempt(lambda: dataset_size(self.trainer), {})
+        super().begin()
 
     def settings(self) -> dict[str, Any]:
         """Where weights lie apart on several devices the model's size is not known here."""
@@ -114,11 +121,11 @@ class AttachedToTRL(Attached):
 
     def update_batch(self, look: Look) -> Batch:
         assert isinstance(look.rollouts, TRLGeneration)
-        return update_batch(self.trainer, look.rollouts, look, self._losses, self._rate)
+        return update_batch(self.trainer, look.rollouts, look, self._losses, self._rate, self.dataset_size)
 
     def rollout_batch(self, rollouts: Rollouts) -> Batch:
         assert isinstance(rollouts, TRLGeneration)
-        return rollout_batch(self.trainer, rollouts)
+        return rollout_batch(self.trainer, rollouts, self.dataset_size)
 
     def is_on(self) -> bool:
         return bool(self.trainer.accelerator.is_main_process) and super().is_on()
@@ -135,9 +142,12 @@ class AttachedToTRL(Attached):
 
         @functools.wraps(function, updated=())
         def noting(*args: Any, **others: Any) -> Any:
+            began = time.perf_counter()
             rewards = function(*args, **others)
             if self._coming is not None and isinstance(rewards, list):
                 self._coming.returned[number] = list(rewards)
+                if not args and time.perf_counter() - began < FAST:
+                    self._coming.scorers[number] = functools.partial(_score_rows, function, others)
             return rewards
 
         return noting
@@ -179,6 +189,8 @@ class AttachedToTRL(Attached):
         self.add_rollouts(None)
         if len(coming.sampled) == len(output["completion_ids"]):
             coming.add_output(self.trainer, output)
+            if self.steps_done() == 0:
+                coming.score_again()
             self.add_rollouts(coming)
             output[ROWS] = torch.arange(len(coming.sampled), device=output["completion_ids"].device)
 
@@ -250,7 +262,7 @@ class AttachedToTRL(Attached):
             look.logprobs["scored_again"] = self._score_again(look)
         if not trainer._is_vlm:
             model = trainer.accelerator.unwrap_model(trainer.model)
-            look.add_plain_logprobs(model, temperature_of(trainer), _reference(trainer, model))
+            look.add_plain_logprobs(model, temperature_of(trainer), _reference(trainer, model), self.reference_row)
         self.before_step([weight for weight in trainer.model.parameters() if weight.requires_grad])
 
     def _score_again(self, look: Look) -> dict[int, Tensor]:
@@ -294,6 +306,16 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, *args: Any, **others: Any) -> None:
         self.attached.end()
+
+
+def _score_rows(function: Callable[..., Any], given: Mapping[str, Any], rows: Sequence[int]) -> Sequence[float | None]:
+    """A reward function asked about some rows of what it was given; what is not one per row goes along whole."""
+    count = len(given["completions"])
+    of_rows = {
+        name: [value[row] for row in rows] if isinstance(value, list) and len(value) == count else value
+        for name, value in given.items()
+    }
+    return list(function(**of_rows))
 
 
 def _trl_trainer() -> Any:

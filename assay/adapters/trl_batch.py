@@ -5,7 +5,7 @@ Shape legend: B completions, T completion tokens, F reward functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from assay.adapters.attached import Look, Rollouts
 from assay.adapters.trl_settings import BY_GENERATION_TOKENS, has_known_loss, masks_by_value, settings_of
+from assay.examine.again import score_backwards
 from assay.examine.part import Part
 from assay.record.batch import Array, Batch
 
@@ -32,6 +33,8 @@ class TRLGeneration(Rollouts):
 
     turns: int = 0  # calls of the sampler
     returned: dict[int, Sequence[float | None]] = field(default_factory=dict)  # by each reward function
+    scorers: dict[int, Callable[[Sequence[int]], Sequence[float | None]]] = field(default_factory=dict)
+    again: list[float] = field(default_factory=list)  # rewards of the functions for the rows in reverse order
     rewards_BF: Tensor | None = None  # as the trainer uses them
     weights_F: Tensor | None = None
     output: Mapping[str, Any] = field(default_factory=dict)  # what TRL made of it, before it is shuffled
@@ -48,6 +51,23 @@ class TRLGeneration(Rollouts):
 
     def add_rewards(self, rewards_BF: Tensor, weights_F: Tensor) -> None:
         self.rewards_BF, self.weights_F = rewards_BF.detach().clone(), weights_F
+
+    def score_again(self) -> None:
+        """By functions that are fast; their sum, as TRL weighs them."""
+        if self.weights_F is None or self.rewards_BF is None or len(self.scorers) != self.rewards_BF.shape[1]:
+            return
+        weights = self.weights_F.tolist()
+
+        def total(rows: Sequence[int]) -> list[float | None]:
+            columns = [self.scorers[number](rows) for number in range(len(weights))]
+            return [
+                None
+                if None in rewards
+                else sum(weight * float(reward or 0.0) for weight, reward in zip(weights, rewards, strict=True))
+                for rewards in zip(*columns, strict=True)
+            ]
+
+        self.again = score_backwards(total, len(self.sampled))
 
     def add_output(self, trainer: Any, output: Mapping[str, Any]) -> None:
         ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}  # by these TRL knows what was cut off
@@ -85,18 +105,20 @@ def _tensors(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: values.detach() for name, values in tensors.items()}
 
 
-def rollout_batch(trainer: Any, rollouts: TRLGeneration) -> Batch:
+def rollout_batch(trainer: Any, rollouts: TRLGeneration, more: Mapping[str, int]) -> Batch:
     """All rows of a generation, before any of its updates."""
     tensors = _tensors(rollouts.output)
     rows = range(len(tensors["tokens"]))
     fields = Look(rollouts, [Part(tuple(rows), tensors)]).fields(trainer._tokenizer.pad_token_id)
     del fields["policy_version"]
-    fields |= {**settings_of(trainer), **_credit(trainer, rollouts, rows), "update": 0}
+    fields |= {**settings_of(trainer), **_credit(trainer, rollouts, rows), "update": 0, **more}
     return Batch.of(fields, source=f"rollouts of TRL step {rollouts.step}")
 
 
-def update_batch(trainer: Any, rollouts: TRLGeneration, look: Look, losses: Sequence[Tensor], rate: float) -> Batch:
-    settings = settings_of(trainer) | {"learning_rate": rate}
+def update_batch(
+    trainer: Any, rollouts: TRLGeneration, look: Look, losses: Sequence[Tensor], rate: float, more: Mapping[str, int]
+) -> Batch:
+    settings = settings_of(trainer) | {"learning_rate": rate, **more}
     count, scale = len(look.parts), 1.0
     if trainer.loss_type == "bnpo" and count > 1:  # a mean over each micro-batch: the first stands for itself
         settings |= {"microbatches": 1, "minibatches": settings["minibatches"] * count}
@@ -139,7 +161,10 @@ def _credit(trainer: Any, rollouts: TRLGeneration, rows: Sequence[int]) -> dict[
     everything = len(rows) == len(rollouts.sampled) and trainer.accelerator.num_processes == 1
     if not complete or len(rewards_B) <= here_B.max() or (trainer.scale_rewards == "batch" and not everything):
         return {}
-    return {"rewards": rewards_B[here_B], "group_ids": groups_B}
+    credit = {"rewards": rewards_B[here_B], "group_ids": groups_B}
+    if len(rollouts.again) == len(rewards_B) and returned_rewards(rollouts) is not None:
+        credit["rewards_again"] = np.array(rollouts.again)[here_B]
+    return credit
 
 
 def rewards_of(rollouts: TRLGeneration) -> Array | None:
@@ -147,20 +172,27 @@ def rewards_of(rollouts: TRLGeneration) -> Array | None:
     shaping changes values, and a mere exchange of rows is not shaping."""
     if rollouts.rewards_BF is None or rollouts.weights_F is None:
         return None
-    used_BF = rollouts.rewards_BF.float().cpu()
-    functions = range(used_BF.shape[1])
-    if all(number in rollouts.returned for number in functions):
-        columns = [
-            [np.nan if reward is None else float(reward) for reward in rollouts.returned[number]]
-            for number in functions
-        ]
-        returned_BF = torch.tensor(columns, dtype=torch.float32).T
-        if returned_BF.shape == used_BF.shape and _sorted(returned_BF) == _sorted(used_BF):
-            used_BF = returned_BF
+    returned_BF = returned_rewards(rollouts)
+    used_BF = rollouts.rewards_BF.float().cpu() if returned_BF is None else returned_BF
     total_B = (used_BF * rollouts.weights_F.detach().float().cpu()).nansum(dim=1)
     total_B[torch.isnan(used_BF).all(dim=1)] = torch.nan
     array: Array = total_B.numpy()
     return array
+
+
+def returned_rewards(rollouts: TRLGeneration) -> Tensor | None:
+    """What the functions returned, if the trainer uses these numbers, in whatever order."""
+    assert rollouts.rewards_BF is not None
+    used_BF = rollouts.rewards_BF.float().cpu()
+    if not all(number in rollouts.returned for number in range(used_BF.shape[1])):
+        return None
+    columns = [
+        [np.nan if reward is None else float(reward) for reward in rollouts.returned[number]]
+        for number in range(used_BF.shape[1])
+    ]
+    returned_BF = torch.tensor(columns, dtype=torch.float32).T
+    is_used = returned_BF.shape == used_BF.shape and _sorted(returned_BF) == _sorted(used_BF)
+    return returned_BF if is_used else None
 
 
 def _sorted(values_BF: Tensor) -> list[list[float]]:

@@ -11,6 +11,7 @@ from typing import Any
 from assay.grpo import OBJECTIVES
 
 BY_GENERATION_TOKENS = ("cispo", "dapo", "vespo")  # loss types that divide by num_items_in_batch
+MOST_PROMPTS = 256  # rows of the data set that are compared: a step seldom has more
 ADVANTAGE_EPSILON = 1e-4  # of TRL, not to be set
 _CORRECTIONS = {
     "token_truncate": ("token", "truncate"),
@@ -74,6 +75,14 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     if trainer.loss_type == "sapo":
         settings |= {"sapo_positive": args.sapo_temperature_pos, "sapo_negative": args.sapo_temperature_neg}
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def dataset_size(trainer: Any) -> dict[str, int]:
+    """Different prompts of the data set, as far as its first rows show; {} where it is a stream."""
+    rows = getattr(trainer, "train_dataset", None)
+    if rows is None or not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+        return {}
+    return {"dataset_size": len({repr(rows[number].get("prompt")) for number in range(min(len(rows), MOST_PROMPTS))})}
 
 
 def minibatches_of(trainer: Any) -> int:

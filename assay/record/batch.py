@@ -60,7 +60,7 @@ FIELDS: dict[str, Field] = {
     "returns": Field(("BT",), "float", "PPO: what the critic is trained towards."),
     "token_rewards": Field(("BT",), "float", "Reward of each token, KL penalty included."),
     "rewards_again": Field(
-        ("B",), "float", "Rewards of some rows, computed again alone; NaN where not, or where that gives two answers."
+        ("B",), "float", "Rewards computed again in another order of the rows; NaN where not, or where they are random."
     ),
     # what the loss made of it
     "ratio": Field(("BT", "B"), "float", "new / old as the trainer computed it; one per row for sequence ratios."),

@@ -26,6 +26,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from assay.config import Config
+from assay.examine.again import ReferenceRow
 from assay.examine.guard import Guard, short_reason
 from assay.examine.inputs import RowInputs
 from assay.examine.loss_probes import loss_probes, losses, token_gradients
@@ -40,7 +41,7 @@ from assay.train.progress import Progress, StepInProgress
 from assay.train.randomness import unmoved_generators
 from assay.train.step import learner as learning
 from assay.train.step.learner import Learner
-from assay.types import Microbatch, Minibatch, StopReason, Update
+from assay.types import Microbatch, Minibatch, Prompt, Rollout, Score, StopReason, Update
 
 Answer = TypeVar("Answer")
 
@@ -49,11 +50,21 @@ class Examination:
     """An UpdateObserver. `failure` is a sentence if something could not be measured; the update goes on."""
 
     def __init__(
-        self, config: Config, learner: Learner, current: StepInProgress, progress: Progress, *, thorough: bool = True
+        self,
+        config: Config,
+        learner: Learner,
+        current: StepInProgress,
+        progress: Progress,
+        *,
+        kept: ReferenceRow,
+        score_again: Callable[[Prompt, Rollout], Score] | None,
+        thorough: bool = True,
     ) -> None:
-        """Not thorough: of the model only the plain log-probs are computed again."""
+        """Not thorough: of the model only the plain log-probs are computed again. `kept` and `score_again`
+        are of the whole run: see RunWatch."""
         self.config, self.learner, self.current, self.progress = config, learner, current, progress
-        self.thorough = thorough
+        self.thorough, self._kept, self._score_again = thorough, kept, score_again
+        self._drift: float | None = None
         self.minibatch: Minibatch = current.batch.minibatches[current.next_minibatch(progress)]
         self.failure = ""
         self._guard = Guard(self._fail)
@@ -141,9 +152,18 @@ class Examination:
             answers = dict(zip(PLAIN_FIELDS, self._plain(policy), strict=True))
             if reference is not None:
                 answers["plain_ref_logprobs"], *_ = self._plain(reference)
+                self._drift = self._reference_drift(reference)
             if self.thorough:
                 answers |= {name: stack(values, self._width) for name, values in self._scored()}
         return answers
+
+    def _reference_drift(self, reference: Policy) -> float | None:
+        row = self.rows[0]
+        return self._kept.drift(
+            lambda prompt, tokens: reference.plain_logprobs(prompt, tokens).scaled_T,
+            self._prompts[row].tokens,
+            self._sampled[row].tokens,
+        )
 
     def _plain(self, policy: Policy) -> list[Array]:
         plain = []
@@ -221,6 +241,9 @@ class Examination:
             rewards = [self._rewards[row] for row in self.rows]
             arrays["rewards"] = [np.nan if reward is None else reward for reward in rewards]
             arrays["group_ids"] = [self._group[row] for row in self.rows]
+            if self._score_again is not None:
+                scores = [self._score_again(self._prompts[row], self._sampled[row]) for row in self.rows]
+                arrays["rewards_again"] = [np.nan if score.reward is None else score.reward for score in scores]
         return arrays
 
     def _numbers(self, update: Update, probes: Mapping[str, float]) -> dict[str, Any]:
@@ -231,6 +254,7 @@ class Examination:
             "tensors_without_gradient": 0,
             "numbers_changed_share": 0.0,  # of an update that was skipped
             **({} if self._weights is None else self._weights.after()),
+            "reference_drift": self._drift,
             "gradient_norm": update.gradient_norm,
             "update_norm": update.update_norm,
             "tensors": update.tensors,

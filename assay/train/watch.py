@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from assay.config import Config
+from assay.examine.again import ReferenceRow
 from assay.examine.guard import short_reason
 from assay.machine import durable
 from assay.machine.faults import FAULTS
@@ -24,7 +25,10 @@ from assay.train.examine import Examination, not_examined
 from assay.train.failure import RunFailed
 from assay.train.progress import Progress, StepInProgress
 from assay.train.step.learner import Learner
-from assay.types import StepRecord, Update
+from assay.types import Prompt, Rollout, Score, StepRecord, Update
+
+LATER = 8  # steps behind the first, then 16, 32, ...: first updates that are examined
+SHARE = 0.01  # of the run's time that examinations may have taken for another one, from the fourth on
 
 
 class DoctorStop(RunFailed):
@@ -50,15 +54,20 @@ class RunWatch:
         learner: Learner,
         directory: RunDirectory,
         say: Callable[[str], None],
+        score_again: Callable[[Prompt, Rollout], Score] | None = None,
     ) -> None:
+        """`score_again` is the whole reward where that is a pure function, which may be asked twice."""
         self.watcher = watcher
         self.config = config
         self.learner = learner
         self.directory = directory
         self.say = say
+        self._score_again = score_again
+        self._began = time.perf_counter()
         self.seconds = 0.0  # spent on examinations and in the watcher
         self._first_step: int | None = None  # of the step whose first update was examined
         self._examinations = 0
+        self._reference_row = ReferenceRow()
         self._stop: DoctorStop | None = None
 
     @property
@@ -75,7 +84,15 @@ class RunWatch:
         thorough = self._examinations == 0
         self._examinations += 1
         try:
-            look = Examination(self.config, self.learner, current, progress, thorough=thorough)
+            look = Examination(
+                self.config,
+                self.learner,
+                current,
+                progress,
+                thorough=thorough,
+                kept=self._reference_row,
+                score_again=self._score_again,
+            )
         except FAULTS as error:  # nothing in here may end a run
             self._say_not_examined(not_examined(progress, error))
             yield None
@@ -84,13 +101,18 @@ class RunWatch:
             yield look
 
     def _is_due(self, current: StepInProgress, progress: Progress) -> bool:
-        """The first update that this process makes, where new is still old; and the last one of the next step, where
-        the ratio has moved, tokens are clipped and the policy has left its reference."""
+        """The first update that this process makes, where new is still old; the last one of the next step, where the
+        ratio has moved, tokens are clipped and the policy has left its reference; and first updates of later steps,
+        where a sampler or a reference that does not do its part has had time to show it."""
         if self._first_step is None:
             self._first_step = progress.step
             return True
         is_last = progress.update + 1 == current.batch.epochs * len(current.batch.minibatches)
-        return self._examinations == 1 and progress.step > self._first_step and is_last
+        if self._examinations == 1:
+            return progress.step > self._first_step and is_last
+        behind = progress.step - self._first_step
+        affordable = self._examinations == 2 or self.seconds <= SHARE * (time.perf_counter() - self._began)
+        return progress.update == 0 and behind >= LATER and behind & (behind - 1) == 0 and affordable
 
     def examined(self, look: Examination, update: Update) -> None:
         batch = look.batch(update)

@@ -1,7 +1,7 @@
 """
 ## What it checks
-A reward belongs to its row. Where the reward was computed again for some rows, alone and in other company, it must be
-the one on record. And an answer that comes again in a later step must get the reward it got before.
+A reward belongs to its row. Where rewards were computed again with the rows in another order, each row must get the
+one on record. And an answer that comes again in a later step must get the reward it got before.
 
 ## Why it hurts
 A reward in another row's place praises an answer for what its neighbour wrote. The mean advantage stays 0 and every
@@ -16,8 +16,8 @@ Score one row by hand and compare. Keep prompts, completions and answers in one 
     rewards = [score(c, a) for c, a in zip(completions, [a for a in answers for _ in range(group)])]
 
 ## When it is wrong
-A reward that changes on purpose: a schedule, a judge that samples. Rows whose reward differs between two calls in a row
-are left out.
+A reward that changes on purpose: a schedule, a comparison with the row before. Rows whose reward differs between two
+calls in a row (a judge that samples) are left out.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ def check_batch(batch: Batch) -> Verdict:
     limit = NEARLY * max(1.0, float(np.abs(rewards_B[asked]).max()))
     off = asked[np.abs(rewards_B - again_B)[asked] > limit]
     if not len(off):
-        return healthy(f"{len(asked)} rows were scored again alone and got the same reward", Fact("rows", len(asked)))
+        return healthy(
+            f"{len(asked)} rows were scored again in another order and got the same reward", Fact("rows", len(asked))
+        )
     row = int(off[0])
     return finding(
-        f"{len(off)} of {len(asked)} rows that were scored again alone get another reward than the one on record",
+        f"{len(off)} of {len(asked)} rows get another reward than that on record when scored in another order",
         Fact("reward on record", float(rewards_B[row]), None, batch.step, row),
-        Fact("reward of the same row alone", float(again_B[row])),
+        Fact("reward of the same row in another order", float(again_B[row])),
+        confidence=Confidence.LIKELY,
     )
 
 

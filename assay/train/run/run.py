@@ -73,6 +73,7 @@ from assay.train.step.draw import TaskPrompts
 from assay.train.step.failed_rewards import FailedRewards, RewardFailed
 from assay.train.step.learner import Learner
 from assay.train.step.pack import pack_step
+from assay.train.step.score import is_scored_by_task
 from assay.train.step.verbs import StepVerbs
 from assay.train.watch import DoctorStop, RunWatch, Watcher
 
@@ -208,7 +209,9 @@ class TrainingProcess:
             after_step=-1 if saved is None else saved.state["place"]["step"],
             on_failure=lambda sentence: _report("log failed", sentence, directory, display),
         )
-        self.watch = watch = RunWatch(watcher, config, learner, directory, display.say)
+        self.watch = watch = RunWatch(
+            watcher, config, learner, directory, display.say, task.score if is_scored_by_task(config, task) else None
+        )
         failures = FailedRewards(config, display.say, directory.append_event)
         engine = open_engine(policy)
         self.clock = clock = StageClock(policy.device, display)

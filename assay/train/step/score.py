@@ -9,6 +9,7 @@ import torch
 from assay.config import Config
 from assay.grpo import overlong_penalty
 from assay.rewards import Reward, function_name
+from assay.tasks import Task
 from assay.train.step.failed_rewards import FailedRewards, RewardFailed
 from assay.train.step.learner import Learner
 from assay.train.step.pack import pack_for_policy
@@ -21,6 +22,12 @@ def reward_weights(config: Config) -> dict[str, float]:
     """Weights by component or by the function that gives it; a component that is not named has weight 1."""
     weights = dict(zip(map(function_name, config.reward.functions), config.reward.weights, strict=False))
     return {**weights, "reference_kl": -config.loss.kl_coef} if _kl_in_reward(config) else weights
+
+
+def is_scored_by_task(config: Config, task: Task) -> bool:
+    """Whether the reward is `task.score` and nothing else: no function of a user, nothing that the trainer adds."""
+    has_extras = config.rollout.truncated == "penalise" or _kl_in_reward(config)
+    return config.reward.functions in ((), ("task",)) and not task.own_reward and not has_extras
 
 
 def _kl_in_reward(config: Config) -> bool:
