@@ -14,6 +14,8 @@ from assay.record.batch import Array
 from assay.record.metrics import LARGEST_FLOAT32, MEAN_LOW_PRECISION
 from assay.verdict import Missing
 
+DRAWN_BY_OLD = 2.0  # standard errors
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:
@@ -68,6 +70,35 @@ def versions_behind(batch: Batch) -> int | None:
     if versions_B is None or not len(versions_B) or version is None:
         return None
     return int(version - batch.numbers.get("update", 0) - versions_B.min())
+
+
+def is_sampled_by_old(batch: Batch) -> bool:
+    """Whether the tokens are draws of old and not of the model that is trained: old then belongs to the weights that
+    sampled, which may be older ones by design.
+
+    For draws of old the mean of model - old is minus a KL, for draws of the model it is a KL. The model's own log-probs
+    must be known, and new must be these: dropout in the pass of new looks the same."""
+    names = ("new_logprobs", "old_logprobs", "plain_logprobs")
+    if any(batch.get(name) is None for name in names) or batch.numbers.get("update", 0) != 0:
+        return False
+    try:
+        inside_BT = both_finite(batch, *names)
+        if not gap_between(batch, "new_logprobs", "plain_logprobs").is_rounding(batch.settings.get("dtype")):
+            return False
+    except Missing:
+        return False
+    old_BT, plain_BT = batch.need("old_logprobs", "plain_logprobs")
+    difference_N = (plain_BT - old_BT)[inside_BT]
+    error = float(difference_N.std()) / max(len(difference_N), 1) ** 0.5
+    return float(difference_N.mean()) < -DRAWN_BY_OLD * max(error, 1e-6)
+
+
+def logprobs_before_update(batch: Batch, *, of_the_start: bool = False) -> str:
+    """The field with the trainer's log-probs of the policy as it was before the rollout's first update: old, or new in
+    that update where a trainer has no old. `of_the_start`: new only in the first step, where no weights are older."""
+    is_first = batch.numbers.get("update") == 0 and (batch.step == 1 or not of_the_start)
+    has_old = batch.get("old_logprobs") is not None or batch.get("new_logprobs") is None
+    return "old_logprobs" if has_old or not is_first else "new_logprobs"
 
 
 def row_spans(batch: Batch) -> tuple[Array, Array]:

@@ -33,7 +33,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch
 from assay.doctor.facts.logprobs import completion_places, mean_distance
 from assay.doctor.facts.rounding import limit_between_passes
-from assay.doctor.laws.sampling import BOUND, Draws, sampled_draws
+from assay.doctor.laws.sampling import BOUND, Draws, pool, sampled_draws
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 TOKENS = 20  # fewer have no mean
@@ -72,8 +72,8 @@ def _by_logprobs(first: Sequence[Batch], later: Sequence[Batch]) -> Verdict | No
 def _distance(batch: Batch) -> float | None:
     """Mean distance between the sampler's log-probs and the model's, of rows that are said to be fresh."""
     sampler_BT = batch.get("sampler_logprobs")
-    model_BT = batch.get("plain_logprobs")
-    if sampler_BT is None or model_BT is None or batch.numbers.get("update") != 0 or batch.get("tokens") is None:
+    model_BT = batch.get("plain_logprobs") if batch.get("plain_logprobs") is not None else batch.get("old_logprobs")
+    if sampler_BT is None or model_BT is None or batch.numbers.get("update", 0) != 0 or batch.get("tokens") is None:
         return None
     inside_BT = completion_places(batch) & np.isfinite(sampler_BT) & np.isfinite(model_BT)
     versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
@@ -84,7 +84,7 @@ def _distance(batch: Batch) -> float | None:
 
 
 def _by_draws(first: Sequence[Batch], later: Sequence[Batch]) -> Verdict:
-    start, end = _pool(first), _pool(later)
+    start, end = _pool_steps(first), _pool_steps(later)
     facts = (
         Fact("standard deviations of log p + entropy from 0 in the first step", start.deviations, BOUND, 1),
         Fact("the same over later steps", end.deviations, BOUND),
@@ -100,7 +100,7 @@ def _by_draws(first: Sequence[Batch], later: Sequence[Batch]) -> Verdict:
     )
 
 
-def _pool(batches: Sequence[Batch]) -> Draws:
+def _pool_steps(batches: Sequence[Batch]) -> Draws:
     """Of all steps that can be judged; raises Missing where none can."""
     pooled: dict[int | None, Draws] = {}
     for batch in batches:
@@ -108,8 +108,7 @@ def _pool(batches: Sequence[Batch]) -> Draws:
             pooled.setdefault(batch.step, sampled_draws(batch))
     if sum(len(draws.surprise_N) for draws in pooled.values()) < TOKENS:
         raise Missing("sampler_logprobs or plain_variance of the first step and of later ones")
-    surprises, variances, _ = zip(*pooled.values(), strict=True)
-    return Draws(np.concatenate(surprises), np.concatenate(variances), True)
+    return pool(list(pooled.values()))
 
 
 def _run(behind: float) -> Evidence:
@@ -140,6 +139,6 @@ ILLNESS = illness(
     symptoms=("sampler has stale weights", "weights are not synced to the engine"),
     sick=sick,
     well=well,
-    explains=frozenset({"LAW01", "SAMP06"}),
+    explains=frozenset({"LAW01", "SAMP01", "SAMP02", "SAMP06"}),
     explained_by=frozenset({"SYNC", "RAT01", "LAW02", "LAW03"}),
 )

@@ -30,6 +30,8 @@ from assay.doctor.laws.pattern import describe
 from assay.record.batch import Array
 from assay.verdict import Fact, Severity, Verdict, finding, healthy
 
+BEGINNING = 3  # tokens of an answer by which it is recognised
+
 
 def check_batch(batch: Batch) -> Verdict:
     tokens_BT, sampled_BT = batch.need("tokens", "sampled_tokens")
@@ -64,7 +66,7 @@ def _other_prompt(batch: Batch) -> Verdict | None:
     for row in range(len(given_BS)):
         seen = given_BS[row][visible_BS[row]]
         prompt, answer = prompts_BP[row][real_BP[row]], tokens_BT[row][inside_BT[row]]
-        if len(answer) and not _ends(seen, prompt, answer):
+        if len(answer) and not _holds(seen, prompt, answer):
             return finding(
                 "the model was not given the prompt that the sampler was given",
                 Fact("row with another prompt", row, None, batch.step, row),
@@ -73,14 +75,14 @@ def _other_prompt(batch: Batch) -> Verdict | None:
     return None
 
 
-def _ends(seen: Array, prompt: Array, answer: Array) -> bool:
-    """Whether `seen` holds the prompt and then the answer, or its beginning: the last token is often not given."""
-    for end in range(len(answer), max(len(answer) - 2, -1), -1):
-        whole = np.concatenate([prompt, answer[:end]])
-        width = len(whole)
-        if width and any(np.array_equal(seen[at : at + width], whole) for at in range(len(seen) - width + 1)):
+def _holds(seen: Array, prompt: Array, answer: Array) -> bool:
+    """Whether the prompt stands in `seen`, right before the answer; LAW06 asks how much of that is there."""
+    whole = np.concatenate([prompt, answer[:BEGINNING]])
+    for width in range(len(whole), len(prompt), -1):
+        starts = range(len(seen) - width + 1) if width == len(whole) else [len(seen) - width]
+        if any(at >= 0 and np.array_equal(seen[at : at + width], whole[:width]) for at in starts):
             return True
-    return False
+    return bool(len(prompt)) and np.array_equal(seen[-len(prompt) :], prompt)  # nothing of the answer is given
 
 
 def sick() -> Evidence:

@@ -34,13 +34,14 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.facts.logprobs import completion_places
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Confidence, Fact, Missing, Severity, State, Verdict, finding, healthy, not_enough_data
 
 TOKENS = 100  # fewer say nothing
 TOKENS_WITHOUT_VARIANCE = 400
 UNSURE = 0.05  # nats: below it the entropies hold no randomness to look at
 BOUND = 4.5  # standard deviations, with room for rare tokens: chance leaves this less than once in 20,000 checks
 SURE = 6.0
+MOST_PLACES = 64  # in a group, which are looked at one by one
 BOUND_WITHOUT_VARIANCE = 8.0  # where the spread is estimated from the tokens themselves, which skew fools
 
 
@@ -50,6 +51,7 @@ class Draws(NamedTuple):
     surprise_N: Array  # log p + entropy
     variance_N: Array  # what it is under p; its square where that is not known
     is_variance_known: bool
+    place_N: Array  # of the row in its group
 
     @property
     def deviations(self) -> float:
@@ -77,12 +79,29 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
     known = [draws for draws in by_step.values() if draws.is_variance_known]
     if not known:
         raise reasons[0] if reasons else Missing("plain_variance")
-    pooled = Draws(
-        np.concatenate([draws.surprise_N for draws in known]),
-        np.concatenate([draws.variance_N for draws in known]),
-        True,
-    )
-    return _judge(pooled, None, f" of {len(known)} steps")
+    verdict = _judge(pool(known), None, f" of {len(known)} steps")
+    if verdict.state is State.FINDING:
+        return verdict
+    return _by_place(known) or verdict
+
+
+def pool(parts: Sequence[Draws]) -> Draws:
+    surprises, variances, known, places = zip(*parts, strict=True)
+    return Draws(np.concatenate(surprises), np.concatenate(variances), all(known), np.concatenate(places))
+
+
+def _by_place(parts: Sequence[Draws]) -> Verdict | None:
+    """A finding where the rows at one place of every group, the first for instance, are not draws."""
+    pooled = pool(parts)
+    places = np.unique(pooled.place_N)
+    if not 1 < len(places) <= MOST_PLACES:
+        return None
+    for place in places.tolist():
+        there_N = pooled.place_N == place
+        own = Draws(pooled.surprise_N[there_N], pooled.variance_N[there_N], True, pooled.place_N[there_N])
+        if len(own.surprise_N) >= TOKENS and abs(own.deviations) > BOUND + len(places) ** 0.25:
+            return _judge(own, None, f" in row {place} of every group")
+    return None
 
 
 def sampled_draws(batch: Batch) -> Draws:
@@ -105,7 +124,21 @@ def sampled_draws(batch: Batch) -> Draws:
     if forced_BT is not None:
         inside_BT &= ~forced_BT
     surprise_N = (logprobs_BT + entropy_BT)[inside_BT]
-    return Draws(surprise_N, surprise_N**2 if variance_BT is None else variance_BT[inside_BT], variance_BT is not None)
+    place_B = _places_in_groups(batch, len(inside_BT))
+    place_N = np.broadcast_to(place_B[:, None], inside_BT.shape)[inside_BT]
+    variance_N = surprise_N**2 if variance_BT is None else variance_BT[inside_BT]
+    return Draws(surprise_N, variance_N, variance_BT is not None, place_N)
+
+
+def _places_in_groups(batch: Batch, rows: int) -> Array:
+    """How many rows of its group come before each row; all 0 where groups are not known."""
+    groups_B = batch.get("group_ids")
+    seen: dict[object, int] = {}
+    places = []
+    for group in [None] * rows if groups_B is None else groups_B.tolist():
+        places.append(0 if group is None else seen.get(group, 0))
+        seen[group] = seen.get(group, 0) + 1
+    return np.array(places)
 
 
 def _judge(draws: Draws, step: int | None, of: str = "") -> Verdict:

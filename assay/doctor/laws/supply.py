@@ -79,7 +79,7 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
     for batch in batches:
         if batch.step is not None and batch.numbers.get("update", 0) == 0:
             known = steps.get(batch.step)
-            if known is None or len(known.arrays) < len(batch.arrays):
+            if known is None or _rows(known) < _rows(batch):  # an examined update holds some of the rows
                 steps[batch.step] = batch
     if len(steps) < 2:
         raise Missing("batches of several steps")
@@ -102,6 +102,10 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
         *(() if size is None else (Fact("prompts in the data set", size),)),
         confidence=Confidence.POSSIBLE if size is None else Confidence.LIKELY,
     )
+
+
+def _rows(batch: Batch) -> int:
+    return max((len(array) for array in batch.arrays.values()), default=0)
 
 
 def _text_against_tokens(batch: Batch) -> Verdict | None:

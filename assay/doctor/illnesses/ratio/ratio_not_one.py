@@ -37,7 +37,7 @@ from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import SCORED, edit_batch, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.examples.scripts import GRPO, with_change
-from assay.doctor.facts.logprobs import versions_behind
+from assay.doctor.facts.logprobs import is_sampled_by_old, versions_behind
 from assay.doctor.facts.rounding import SAME_PASS, dtype_of
 from assay.programs.facts.ratio import differences, scored_apart, uses
 from assay.programs.program import Program
@@ -123,6 +123,8 @@ def _old_is_another(batch: Batch, mask_BT: Array, old_BT: Array) -> str | None:
     sampler_BT = batch.get("sampler_logprobs")
     if (versions_behind(batch) or 0) > 0 and sampler_BT is None:
         return "rows were sampled by an older version of the weights: old need not be this policy"
+    if is_sampled_by_old(batch):
+        return "the tokens are draws of old, not of the weights that are trained: old is that of an older policy"
     if sampler_BT is not None and mask_BT.any() and np.array_equal(old_BT[mask_BT], sampler_BT[mask_BT]):
         return "old holds the sampling engine's numbers, bit for bit: engine_mismatch (SAMP06) speaks of those"
     return None

@@ -41,6 +41,8 @@ from assay.doctor.facts.logprobs import (
     Gap,
     both_finite,
     gap_between,
+    is_sampled_by_old,
+    logprobs_before_update,
     versions_behind,
 )
 from assay.record.batch import Array
@@ -56,9 +58,10 @@ def check_batch(batch: Batch) -> Verdict:
     foreign = not_the_models_own(batch)
     if foreign is not None:
         return _of_the_trainer(batch, *foreign)
-    gap = gap_between(batch, "old_logprobs", "sampler_logprobs")
-    inside_BT = both_finite(batch, "old_logprobs", "sampler_logprobs")
-    old_BT, sampler_BT = batch.need("old_logprobs", "sampler_logprobs")
+    old = logprobs_before_update(batch, of_the_start=True)
+    gap = gap_between(batch, old, "sampler_logprobs")
+    inside_BT = both_finite(batch, old, "sampler_logprobs")
+    old_BT, sampler_BT = batch.need(old, "sampler_logprobs")
     difference_BT = np.where(inside_BT, old_BT, 0.0) - np.where(inside_BT, sampler_BT, 0.0)
     dtype = batch.settings.get("dtype")
     effective = effective_share(difference_BT[inside_BT])
@@ -108,6 +111,8 @@ def not_the_models_own(batch: Batch) -> tuple[str, Gap] | None:
 def _is_the_samplers(batch: Batch) -> bool:
     """Whether old may hold the numbers of an older policy: asynchronous trainers take those of the sampler."""
     old_BT, sampler_BT = batch.get("old_logprobs"), batch.get("sampler_logprobs")
+    if is_sampled_by_old(batch):
+        return True
     if _is_older(batch) or old_BT is None or sampler_BT is None:
         return _is_older(batch)
     inside_BT = both_finite(batch, "old_logprobs", "sampler_logprobs")
@@ -208,7 +213,10 @@ def _culprit(batch: Batch, dtype: str | None) -> str:
     """Which side the model itself contradicts; "" if it was not asked, or contradicts both or neither."""
     if batch.get("plain_logprobs") is None or batch.numbers.get("update", 0) > 0:
         return ""  # in a later update the model that is asked is neither's
-    trainer, engine = (gap_between(batch, side, "plain_logprobs") for side in ("old_logprobs", "sampler_logprobs"))
+    trainer, engine = (
+        gap_between(batch, side, "plain_logprobs")
+        for side in (logprobs_before_update(batch, of_the_start=True), "sampler_logprobs")
+    )
     if trainer.is_rounding(dtype) == engine.is_rounding(dtype):
         return ""
     who, off = ("the trainer", trainer) if engine.is_rounding(dtype) else ("the engine", engine)

@@ -38,7 +38,7 @@ from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import LOOP
-from assay.doctor.facts.logprobs import both_finite, gap_between, versions_behind
+from assay.doctor.facts.logprobs import both_finite, gap_between, logprobs_before_update, versions_behind
 from assay.programs.facts.sampling.draws import Trained, is_greedy, settings_of, trained_draws, weights_of
 from assay.programs.facts.sampling.scoring import Scale, scale_of
 from assay.programs.graph import Value
@@ -68,7 +68,10 @@ CORRELATION = 0.9  # of old and sampler: numbers of other tokens or of noise are
 def check_batch(batch: Batch) -> Verdict:
     temperature = batch.settings.get("temperature")
     asked_again = batch.get("plain_logprobs") is not None and batch.get("plain_raw_logprobs") is not None
-    reported = batch.get("old_logprobs") is not None and batch.get("sampler_logprobs") is not None
+    reported = (
+        batch.get(logprobs_before_update(batch, of_the_start=True)) is not None
+        and batch.get("sampler_logprobs") is not None
+    )
     if asked_again and temperature != 1.0:
         if untempered := _untempered_sides(batch):
             return _finding(untempered, f", but sampling was at {_in_words(temperature)}", FIX_OF_ENGINE)
@@ -151,8 +154,9 @@ def _finding(found: dict[str, Fact], what: str, of_engine: str = "") -> Verdict:
 
 def _fit_temperatures(batch: Batch, temperature: float | None) -> Verdict:
     """old - sampler = (T - 1) * sampler + a term of the context, if the one is untempered and the other not."""
-    inside_BT = both_finite(batch, "old_logprobs", "sampler_logprobs")
-    old_N, sampler_N = (values_BT[inside_BT] for values_BT in batch.need("old_logprobs", "sampler_logprobs"))
+    old = logprobs_before_update(batch, of_the_start=True)
+    inside_BT = both_finite(batch, old, "sampler_logprobs")
+    old_N, sampler_N = (values_BT[inside_BT] for values_BT in batch.need(old, "sampler_logprobs"))
     difference_N = old_N - sampler_N
     mean = float(np.abs(difference_N).mean())
     at_hand = Fact("mean |old - sampler|", mean, step=batch.step)

@@ -37,7 +37,7 @@ from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GENERATE
-from assay.doctor.facts.logprobs import both_finite
+from assay.doctor.facts.logprobs import both_finite, logprobs_before_update
 from assay.programs.facts.kinds import SCORES, Kind
 from assay.programs.facts.origin import is_network_call
 from assay.programs.facts.sampling.draws import is_greedy, settings_of, shown_number, trained_draws, weights_of
@@ -62,8 +62,9 @@ SILENT = 0.5  # share of tokens without any difference above which another token
 
 
 def check_batch(batch: Batch) -> Verdict:
-    inside_BT = both_finite(batch, "old_logprobs", "sampler_logprobs")
-    old_BT, sampler_BT = batch.need("old_logprobs", "sampler_logprobs")
+    old = logprobs_before_update(batch)
+    inside_BT = both_finite(batch, old, "sampler_logprobs")
+    old_BT, sampler_BT = batch.need(old, "sampler_logprobs")
     difference_N = (old_BT - sampler_BT)[inside_BT]
     if len(difference_N) < FEWEST_TOKENS:
         return not_enough_data(f"log-probs of {FEWEST_TOKENS} loss tokens")
