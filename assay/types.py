@@ -287,6 +287,8 @@ class Update:
     mismatch_max: float
     correction_sum: float  # importance weights old/sampler after truncation or masking
     correction_square_sum: float
+    surprise_sum: float = 0.0  # log-prob of new + entropy, over loss tokens; a checkpoint of an older version has none
+    surprise_square_sum: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

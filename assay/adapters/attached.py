@@ -177,6 +177,7 @@ class Attached(ABC):
         self._row: dict[str, Any] = {}  # of the last update
         self._batches: list[Batch] = []
         self.reference_row = ReferenceRow()
+        self._last_weights: tuple[int, Weights] | None = None  # updates done, and what the last one did
         self._written: int | None = None  # rows of curves; None: training has not begun
         self._began = self._step_began = time.perf_counter()
 
@@ -245,13 +246,20 @@ class Attached(ABC):
 
     def before_step(self, weights: Sequence[Tensor]) -> None:
         if self._look is not None:
-            self._look.weights = Weights(weights, most=MOST_NUMBERS, by_gradient=True)
+            look, last = self._look, self._last_weights
+            look.weights = measured = Weights(weights, most=MOST_NUMBERS, by_gradient=True)
+            if last is not None and last[0] == self.steps_done():
+                between = measured.changed_since(last[1])
+                look.numbers |= {} if between is None else {"moved_between": between}
+            self._last_weights = None
 
     def after_step(self) -> None:
         look = self._look
         if look is not None and look.weights is not None:
             moved = look.weights.after
             self.attempt(lambda: look.numbers.update(moved()), None)
+            if self.steps_done() + 1 < CLOSELY:  # copies of all weights are kept for the first updates only
+                self._last_weights = (self.steps_done() + 1, look.weights)
 
     def end_step(self) -> None:
         """After the trainer has counted the update."""

@@ -161,7 +161,7 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
         (illness.run, [(evidence.run, "")]),
         (illness.source, [(program, program.path) for program in evidence.programs]),
         (illness.curves, [(evidence.curves, "")]),
-        (illness.batches, [(evidence.history or None, "")]),
+        (illness.batches, [(evidence.history or None, f"{len(evidence.history)} batches")]),
         (illness.batch, [(batch, batch.source) for batch in reversed(evidence.batches)]),
         (illness.reward, [(evidence.reward, evidence.reward.name if evidence.reward else "")]),
     )

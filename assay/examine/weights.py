@@ -26,6 +26,7 @@ class Weights:
         self._each = OF_EACH if self.is_sample else most if by_gradient else max(1, most // max(len(tensors), 1))
         self._places = [_largest(gradient) if self.is_sample else None for gradient in gradients]
         self._before = [numbers.clone() for numbers in self._compared(tensors)]
+        self._after: list[Tensor] | None = None
         self._gradients = [
             None
             if gradient is None or gradient.is_sparse
@@ -34,10 +35,24 @@ class Weights:
         ]
 
     @torch.no_grad()
+    def changed_since(self, earlier: Weights) -> float | None:
+        """How far the weights moved between an earlier step and this one, as a share of that step; None where another
+        set of numbers was compared. Nothing but an optimizer should move them."""
+        if earlier._after is None or self.is_sample or earlier.is_sample or len(self._before) != len(earlier._before):
+            return None
+        pairs = list(zip(self._before, earlier._after, earlier._before, strict=True))
+        if any(now.shape != then.shape for now, then, _ in pairs):
+            return None
+        between = sum(float((now.float() - then.float()).double().square().sum()) for now, then, _ in pairs)
+        moved = sum(float((then.float() - before.float()).double().square().sum()) for _, then, before in pairs)
+        return float((between / moved) ** 0.5) if moved > 0 else None
+
+    @torch.no_grad()
     def after(self) -> dict[str, float | int]:
         """Fields of a Batch."""
         changed, moved, slope, steepness = [], 0.0, 0.0, 0.0
-        for now, before, gradient in zip(self._compared(self.tensors), self._before, self._gradients, strict=True):
+        self._after = [numbers.clone() for numbers in self._compared(self.tensors)]
+        for now, before, gradient in zip(self._after, self._before, self._gradients, strict=True):
             step = (now.float() - before.float()).double()
             changed.append(int((now != before).sum()))
             moved += float(step.square().sum())

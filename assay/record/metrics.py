@@ -56,6 +56,8 @@ METRICS: dict[str, str] = {
     "old_kl": "KL of old against new (k3), as the mean over the loss tokens of the sound updates.",
     "ref_kl": "KL of new against the reference (k3), mean over loss tokens; null without a reference in the loss.",
     "entropy": "Entropy of the policy in nats, as the mean over the loss tokens of the sound updates.",
+    "surprise_mean": "Mean log-prob + entropy over the tokens of the first update; about 0 for draws of the policy.",
+    "surprise_error": "Standard error of surprise_mean.",
     "mismatch_mean": "Mean distance between the log-probs of old and of the sampler over the loss tokens.",
     "mismatch_max": "Largest distance between the log-probs of old and of the sampler on a loss token.",
     "correction_mean": "Mean importance weight old / sampler over the loss tokens, after truncation or masking.",
@@ -137,6 +139,15 @@ def timings_row(record: StepRecord) -> Row:
     return row
 
 
+def _surprise(first: Update | None) -> Row:
+    """Of the first update of a step: there new is the policy that sampled."""
+    if first is None or not first.tokens:
+        return {"surprise_mean": None, "surprise_error": None}
+    mean = first.surprise_sum / first.tokens
+    variance = max(first.surprise_square_sum / first.tokens - mean * mean, 0.0)
+    return {"surprise_mean": _finite(mean), "surprise_error": _finite(math.sqrt(variance / first.tokens))}
+
+
 def _update_metrics(record: StepRecord) -> Row:
     applied = [update for update in record.updates if update.applied]
     sound = [update for update in record.updates if update.applied or update.skipped == NO_SIGNAL]
@@ -178,6 +189,7 @@ def _update_metrics(record: StepRecord) -> Row:
         "old_kl": _share(total("old_kl_sum"), tokens),
         "ref_kl": None if record.ref_logprobs is None else _share(total("ref_kl_sum"), tokens),
         "entropy": _share(total("entropy_sum"), tokens),
+        **_surprise(record.updates[0] if record.updates else None),
         "mismatch_mean": _share(total("mismatch_sum"), tokens),
         "mismatch_max": extreme(max, "mismatch_max"),
         "correction_mean": _share(correction, tokens),

@@ -53,6 +53,11 @@ BUILT_IN: dict[str, tuple[type[Any], Callable[[Any, int], Task]]] = {
 }
 
 
+def different_problems(task: Task, *, among: int) -> int:
+    """How many of the first training problems read differently: all of a small data set, else at least this many."""
+    return len({(problem.text, repr(problem.messages)) for problem in map(task.training_problem, range(among))})
+
+
 def open_task(config: Config) -> Task:
     name, raw_options, seed = config.task.name, config.task.options, config.run.seed
     if name in BUILT_IN:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,6 +47,15 @@ from assay.types import Microbatch, Minibatch, Prompt, Rollout, Score, StopReaso
 Answer = TypeVar("Answer")
 
 
+@dataclass(frozen=True)
+class RunKnowledge:
+    """What examinations know of the run beyond their own update."""
+
+    reference_row: ReferenceRow = field(default_factory=ReferenceRow)
+    score_again: Callable[[Prompt, Rollout], Score] | None = None  # the whole reward, where it is a pure function
+    dataset_size: int | None = None  # different prompts, at least
+
+
 class Examination:
     """An UpdateObserver. `failure` is a sentence if something could not be measured; the update goes on."""
 
@@ -55,15 +65,13 @@ class Examination:
         learner: Learner,
         current: StepInProgress,
         progress: Progress,
+        known: RunKnowledge,
         *,
-        kept: ReferenceRow,
-        score_again: Callable[[Prompt, Rollout], Score] | None,
         thorough: bool = True,
     ) -> None:
-        """Not thorough: of the model only the plain log-probs are computed again. `kept` and `score_again`
-        are of the whole run: see RunWatch."""
+        """Not thorough: of the model only the plain log-probs are computed again."""
         self.config, self.learner, self.current, self.progress = config, learner, current, progress
-        self.thorough, self._kept, self._score_again = thorough, kept, score_again
+        self.thorough, self._known = thorough, known
         self._drift: float | None = None
         self.minibatch: Minibatch = current.batch.minibatches[current.next_minibatch(progress)]
         self.failure = ""
@@ -159,7 +167,7 @@ class Examination:
 
     def _reference_drift(self, reference: Policy) -> float | None:
         row = self.rows[0]
-        return self._kept.drift(
+        return self._known.reference_row.drift(
             lambda prompt, tokens: reference.plain_logprobs(prompt, tokens).scaled_T,
             self._prompts[row].tokens,
             self._sampled[row].tokens,
@@ -241,8 +249,8 @@ class Examination:
             rewards = [self._rewards[row] for row in self.rows]
             arrays["rewards"] = [np.nan if reward is None else reward for reward in rewards]
             arrays["group_ids"] = [self._group[row] for row in self.rows]
-            if self._score_again is not None:
-                scores = [self._score_again(self._prompts[row], self._sampled[row]) for row in self.rows]
+            if self._known.score_again is not None:
+                scores = [self._known.score_again(self._prompts[row], self._sampled[row]) for row in self.rows]
                 arrays["rewards_again"] = [np.nan if score.reward is None else score.reward for score in scores]
         return arrays
 
@@ -275,6 +283,7 @@ class Examination:
             "process_rewards": any(score.steps for group in self.current.collected.groups for score in group.scores),
             "learning_rate": update.learning_rate,
             "microbatches": len(self.minibatch.microbatches),
+            "dataset_size": self._known.dataset_size,
         }
         per_update = objective.aggregation != "rollout_token_mean"
         tokens = float(totals.tokens if per_update else totals.share_of_rollout_tokens)

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from assay.config import Config
-from assay.examine.again import ReferenceRow
 from assay.examine.guard import short_reason
 from assay.machine import durable
 from assay.machine.faults import FAULTS
@@ -21,11 +20,11 @@ from assay.record import UPDATE_FILE, RunDirectory, RunError, checksums
 from assay.record.batch import Batch
 from assay.record.batch_file import to_bytes
 from assay.record.metrics import Row
-from assay.train.examine import Examination, not_examined
+from assay.train.examine import Examination, RunKnowledge, not_examined
 from assay.train.failure import RunFailed
 from assay.train.progress import Progress, StepInProgress
 from assay.train.step.learner import Learner
-from assay.types import Prompt, Rollout, Score, StepRecord, Update
+from assay.types import StepRecord, Update
 
 LATER = 8  # steps behind the first, then 16, 32, ...: first updates that are examined
 SHARE = 0.01  # of the run's time that examinations may have taken for another one, from the fourth on
@@ -54,20 +53,18 @@ class RunWatch:
         learner: Learner,
         directory: RunDirectory,
         say: Callable[[str], None],
-        score_again: Callable[[Prompt, Rollout], Score] | None = None,
+        known: RunKnowledge,
     ) -> None:
-        """`score_again` is the whole reward where that is a pure function, which may be asked twice."""
         self.watcher = watcher
         self.config = config
         self.learner = learner
         self.directory = directory
         self.say = say
-        self._score_again = score_again
+        self._known = known
         self._began = time.perf_counter()
         self.seconds = 0.0  # spent on examinations and in the watcher
         self._first_step: int | None = None  # of the step whose first update was examined
         self._examinations = 0
-        self._reference_row = ReferenceRow()
         self._stop: DoctorStop | None = None
 
     @property
@@ -84,15 +81,7 @@ class RunWatch:
         thorough = self._examinations == 0
         self._examinations += 1
         try:
-            look = Examination(
-                self.config,
-                self.learner,
-                current,
-                progress,
-                thorough=thorough,
-                kept=self._reference_row,
-                score_again=self._score_again,
-            )
+            look = Examination(self.config, self.learner, current, progress, self._known, thorough=thorough)
         except FAULTS as error:  # nothing in here may end a run
             self._say_not_examined(not_examined(progress, error))
             yield None

@@ -12,7 +12,15 @@ from assay.types import NO_SIGNAL, Score, Update
 
 
 def test_metrics_of_a_hand_worked_step():
-    first = fake_update(tokens=4, ratio_sum=4.0, ratio_square_sum=4.0, entropy_sum=4.0, mismatch_max=0.5)
+    first = fake_update(
+        tokens=4,
+        ratio_sum=4.0,
+        ratio_square_sum=4.0,
+        entropy_sum=4.0,
+        mismatch_max=0.5,
+        surprise_sum=-2.0,
+        surprise_square_sum=2.0,  # a variance of 2 / 4 - 0.25
+    )
     second = fake_update(
         loss=-0.5,
         policy_loss=0.75,
@@ -78,6 +86,8 @@ def test_metrics_of_a_hand_worked_step():
         "old_kl": 0.1,
         "ref_kl": None,
         "entropy": 0.5,
+        "surprise_mean": -0.5,
+        "surprise_error": 0.25,
         "mismatch_mean": 0.1,
         "mismatch_max": 0.5,
         "correction_mean": 1.0,

@@ -14,7 +14,7 @@ from assay.record.batch import Array
 from assay.record.metrics import LARGEST_FLOAT32, MEAN_LOW_PRECISION
 from assay.verdict import Missing
 
-DRAWN_BY_OLD = 2.0  # standard errors
+DRAWN_BY_MODEL = 1.0  # standard errors of the mean of model - old
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,17 @@ def versions_behind(batch: Batch) -> int | None:
     return int(version - batch.numbers.get("update", 0) - versions_B.min())
 
 
-def is_sampled_by_old(batch: Batch) -> bool:
-    """Whether the tokens are draws of old and not of the model that is trained: old then belongs to the weights that
+def may_be_sampled_by_old(batch: Batch) -> bool:
+    """Whether the tokens may be draws of old and not of the model that is trained: old then belongs to the weights that
     sampled, which may be older ones by design.
 
     For draws of old the mean of model - old is minus a KL, for draws of the model it is a KL. The model's own log-probs
-    must be known, and new must be these: dropout in the pass of new looks the same."""
+    must be known, and new must be these: dropout in the pass of new looks the same. Our own engine says whose draws
+    they are."""
     names = ("new_logprobs", "old_logprobs", "plain_logprobs")
     if any(batch.get(name) is None for name in names) or batch.numbers.get("update", 0) != 0:
+        return False
+    if batch.settings.get("trainer") == "assay":
         return False
     try:
         inside_BT = both_finite(batch, *names)
@@ -90,7 +93,7 @@ def is_sampled_by_old(batch: Batch) -> bool:
     old_BT, plain_BT = batch.need("old_logprobs", "plain_logprobs")
     difference_N = (plain_BT - old_BT)[inside_BT]
     error = float(difference_N.std()) / max(len(difference_N), 1) ** 0.5
-    return float(difference_N.mean()) < -DRAWN_BY_OLD * max(error, 1e-6)
+    return bool(difference_N.mean() < DRAWN_BY_MODEL * error)
 
 
 def logprobs_before_update(batch: Batch, *, of_the_start: bool = False) -> str:

@@ -25,22 +25,37 @@ another policy on purpose.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from assay.doctor.catalogue import illness
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edit_batch, healthy_batch, of_batch
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves, of_batch
 from assay.doctor.facts.logprobs import completion_places
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, State, Verdict, finding, healthy, not_enough_data
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    State,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+)
 
 TOKENS = 100  # fewer say nothing
 TOKENS_WITHOUT_VARIANCE = 400
 UNSURE = 0.05  # nats: below it the entropies hold no randomness to look at
 BOUND = 4.5  # standard deviations, with room for rare tokens: chance leaves this less than once in 20,000 checks
 SURE = 6.0
+STEPS = 5  # whose metrics are pooled
+BOUND_OF_CURVES = 6.0
+LEAST_MEAN = 0.01  # nats: below it the difference does no harm
 MOST_PLACES = 64  # in a group, which are looked at one by one
 BOUND_WITHOUT_VARIANCE = 8.0  # where the spread is estimated from the tokens themselves, which skew fools
 
@@ -104,6 +119,38 @@ def _by_place(parts: Sequence[Draws]) -> Verdict | None:
     return None
 
 
+def check_curves(curves: Curves) -> Verdict:
+    """Of every step and all its tokens, with the spread that these have themselves."""
+    if curves.settings.get("top_k"):
+        return not_applicable("the entropy is of all tokens, and sampling is among some")
+    mean_N, error_N = curves.need("surprise_mean", "surprise_error")
+    if curves.has("correction_ess") and curves.settings.get("correction", "off") != "off":
+        return not_applicable("importance weights correct for what sampled")
+    known_N = np.isfinite(mean_N) & np.isfinite(error_N) & (error_N > 0)
+    if known_N.sum() < STEPS:
+        return not_enough_data(f"surprise_mean of {STEPS} steps")
+    # by tokens, not by how sure a step looks: rare tokens raise the error and lower the mean together
+    tokens_N = curves.need("tokens_in_loss")[0][known_N] if curves.has("tokens_in_loss") else np.ones(known_N.sum())
+    mean = float((tokens_N * mean_N[known_N]).sum() / tokens_N.sum())
+    spread = float(np.sqrt(np.square(tokens_N * error_N[known_N]).sum()) / tokens_N.sum())
+    deviations = mean / max(spread, 1e-12)
+    facts = (
+        Fact("standard deviations of log p + entropy from 0", deviations, BOUND_OF_CURVES),
+        Fact("its mean over the tokens of all steps, in nats", mean, LEAST_MEAN),
+    )
+    if abs(deviations) <= BOUND_OF_CURVES or abs(mean) < LEAST_MEAN:
+        return healthy(
+            f"the tokens of {int(known_N.sum())} steps look like draws of the policy that is trained", *facts
+        )
+    kind, cause = _kind_of(deviations)
+    return finding(
+        f"the sampled tokens of {int(known_N.sum())} steps are {kind} than draws from the distribution that is "
+        f"trained: {cause}",
+        *facts,
+        confidence=Confidence.LIKELY,
+    )
+
+
 def sampled_draws(batch: Batch) -> Draws:
     """Raises Missing where they cannot be judged, and says why."""
     versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
@@ -150,18 +197,22 @@ def _judge(draws: Draws, step: int | None, of: str = "") -> Verdict:
     mean = Fact("its mean over sampled tokens, in nats", float(draws.surprise_N.mean()))
     if abs(deviations) <= bound:
         return healthy(f"{count} sampled tokens{of} look like draws from the distribution that is trained", fact, mean)
-    kind = "likelier" if deviations > 0 else "rarer"
-    cause = (
-        "the sampler's distribution is sharper: a lower temperature, top-p, top-k, or greedy decoding"
-        if deviations > 0
-        else "the sampler has other weights, another prompt, a higher temperature or a penalty"
-    )
+    kind, cause = _kind_of(deviations)
     return finding(
         f"the sampled tokens{of} are {kind} than draws from the distribution that is trained: {cause}",
         fact,
         mean,
         confidence=Confidence.PROVEN if draws.is_variance_known and abs(deviations) > SURE else Confidence.LIKELY,
     )
+
+
+def _kind_of(deviations: float) -> tuple[str, str]:
+    if deviations > 0:
+        return (
+            "likelier",
+            "the sampler's distribution is sharper: a lower temperature, top-p, top-k, or greedy decoding",
+        )
+    return "rarer", "the sampler has other weights, another prompt, a higher temperature or a penalty"
 
 
 def _drawn_batch(sharper: float) -> Batch:
@@ -185,11 +236,13 @@ def _log_softmax(logits_BTV: np.ndarray) -> np.ndarray:
 
 
 def sick() -> Evidence:
-    return of_batch(_drawn_batch(sharper=3.0))
+    curves = healthy_curves(surprise_mean=0.2, surprise_error=0.05)
+    return replace(of_batch(_drawn_batch(sharper=3.0)), curves=curves)
 
 
 def well() -> Evidence:
-    return of_batch(_drawn_batch(sharper=1.0))
+    curves = healthy_curves(surprise_mean=0.0, surprise_error=0.05)
+    return replace(of_batch(_drawn_batch(sharper=1.0)), curves=curves)
 
 
 ILLNESS = illness(

@@ -27,7 +27,7 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
-from assay.doctor.facts.logprobs import is_sampled_by_old, loss_tokens
+from assay.doctor.facts.logprobs import loss_tokens, may_be_sampled_by_old
 from assay.doctor.laws.pattern import describe, worst
 from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
@@ -52,7 +52,7 @@ def check_batch(batch: Batch) -> Verdict:
             continue
         if name != "ref_logprobs" and not (batch.is_on_policy and _is_fresh(batch)):
             continue  # old, or the plain log-probs, may be those of other weights
-        if name == "old_logprobs" and is_sampled_by_old(batch):
+        if name == "old_logprobs" and may_be_sampled_by_old(batch):
             continue
         verdict = _compare(batch, name, oracle, words)
         if verdict is not None:

@@ -75,12 +75,10 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_batches(batches: Sequence[Batch]) -> Verdict:
-    steps: dict[int, Batch] = {}
+    steps: dict[int, Batch] = {}  # of each step the batch with most rows: an examined update holds some of them
     for batch in batches:
-        if batch.step is not None and batch.numbers.get("update", 0) == 0:
-            known = steps.get(batch.step)
-            if known is None or _rows(known) < _rows(batch):  # an examined update holds some of the rows
-                steps[batch.step] = batch
+        if batch.step is not None and (batch.step not in steps or _rows(steps[batch.step]) < _rows(batch)):
+            steps[batch.step] = batch
     if len(steps) < 2:
         raise Missing("batches of several steps")
     verdict = _same_draws(steps)
@@ -89,18 +87,18 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
     prompts = [frozenset(prompt_keys(batch)) for batch in steps.values()]
     if len(prompts) < STEPS:
         raise Missing(f"prompts of {STEPS} steps")
+    largest = max(prompts, key=len)
     fact = Fact("different prompts in all steps together", len(frozenset().union(*prompts)))
-    same = all(one == prompts[0] for one in prompts)
-    size = next(iter(steps.values())).settings.get("dataset_size")
-    if not same:
+    if not all(one <= largest for one in prompts):
         return healthy(f"the prompts of {len(prompts)} steps differ", fact)
-    if size is not None and size <= len(prompts[0]):
+    size = max((int(batch.settings.get("dataset_size", 0)) for batch in batches), default=0)
+    if 0 < size <= len(largest):
         return not_applicable("the data set has no more prompts than a step takes")
     return finding(
-        f"all {len(prompts)} steps that were looked at have the same {len(prompts[0])} prompts",
+        f"all {len(prompts)} steps that were looked at have the same {len(largest)} prompts",
         fact,
-        *(() if size is None else (Fact("prompts in the data set", size),)),
-        confidence=Confidence.POSSIBLE if size is None else Confidence.LIKELY,
+        *((Fact("different prompts in the data set, at least", size),) if size else ()),
+        confidence=Confidence.LIKELY if size else Confidence.POSSIBLE,
     )
 
 

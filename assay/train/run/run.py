@@ -37,9 +37,10 @@ from assay.record.trust import LOGS, POLICY, REWARDS, is_signed, load_config, re
 from assay.record.verify import check_history
 from assay.record.weights import BEST, FINAL, clear_weights
 from assay.rewards import Reward, open_rewards
-from assay.tasks import Task, open_task
+from assay.tasks import Task, different_problems, open_task
 from assay.train.evaluate.evaluate import heldout_prompts
 from assay.train.evaluate.export import publish
+from assay.train.examine import RunKnowledge
 from assay.train.failure import RunFailed
 from assay.train.loop import train
 from assay.train.progress import CollectedGroups, Progress, StepInProgress
@@ -209,9 +210,11 @@ class TrainingProcess:
             after_step=-1 if saved is None else saved.state["place"]["step"],
             on_failure=lambda sentence: _report("log failed", sentence, directory, display),
         )
-        self.watch = watch = RunWatch(
-            watcher, config, learner, directory, display.say, task.score if is_scored_by_task(config, task) else None
+        known = RunKnowledge(
+            score_again=task.score if is_scored_by_task(config, task) else None,
+            dataset_size=different_problems(task, among=2 * config.rollout.prompts),
         )
+        self.watch = watch = RunWatch(watcher, config, learner, directory, display.say, known)
         failures = FailedRewards(config, display.say, directory.append_event)
         engine = open_engine(policy)
         self.clock = clock = StageClock(policy.device, display)

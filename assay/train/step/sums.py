@@ -17,6 +17,7 @@ from assay.types import Microbatch, Update
 SUMMED = (
     "loss", "policy_loss", "kl_loss", "entropy_loss", "tokens", "clipped_tokens", "ratio_sum", "ratio_square_sum",
     "old_kl_sum", "ref_kl_sum", "entropy_sum", "mismatch_sum", "correction_sum", "correction_square_sum",
+    "surprise_sum", "surprise_square_sum",
 )  # fmt: skip
 EXTREMES = ("ratio_min", "ratio_max", "mismatch_max")
 FLAGS = ("has_signal", "is_broken")
@@ -66,6 +67,7 @@ class Sums:
 
         weight_BT, ratio_BT = loss.weight_BT.double(), loss.ratio_BT.double()
         mismatch_BT = (old_BT - batch.sampler_BT).abs().nan_to_num(nan=0.0)  # NaN: the sampler reported none
+        surprise_BT = (new_BT + entropy_BT).double()
         values = {
             "loss": loss.total,
             "policy_loss": loss.policy,
@@ -79,6 +81,8 @@ class Sums:
             "ref_kl_sum": new_BT.new_zeros(()) if part.ref_BT is None else summed(kl_estimate(new_BT, part.ref_BT)),
             "entropy_sum": summed(entropy_BT),
             "mismatch_sum": summed(mismatch_BT),
+            "surprise_sum": summed(surprise_BT),
+            "surprise_square_sum": summed(surprise_BT.square()),
             "correction_sum": summed(weight_BT),
             "correction_square_sum": summed(weight_BT.square()),
             "ratio_min": ratio_BT.where(mask_BT, math.inf).min(),

@@ -41,8 +41,8 @@ from assay.doctor.facts.logprobs import (
     Gap,
     both_finite,
     gap_between,
-    is_sampled_by_old,
     logprobs_before_update,
+    may_be_sampled_by_old,
     versions_behind,
 )
 from assay.record.batch import Array
@@ -111,7 +111,7 @@ def not_the_models_own(batch: Batch) -> tuple[str, Gap] | None:
 def _is_the_samplers(batch: Batch) -> bool:
     """Whether old may hold the numbers of an older policy: asynchronous trainers take those of the sampler."""
     old_BT, sampler_BT = batch.get("old_logprobs"), batch.get("sampler_logprobs")
-    if is_sampled_by_old(batch):
+    if may_be_sampled_by_old(batch):
         return True
     if _is_older(batch) or old_BT is None or sampler_BT is None:
         return _is_older(batch)
