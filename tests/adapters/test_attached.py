@@ -113,7 +113,8 @@ class Adapter(Attached):
 
     def before_optimizer(self):
         if (look := self._look) is not None:
-            self.attempt(lambda: look.add_plain_logprobs(self.trainer.model, 1.0, nullcontext(), self.reference_row), None)
+            how = (self.trainer.model, 1.0, nullcontext(), self.reference_row)
+            self.attempt(lambda: look.add_plain_logprobs(*how), None)
             self.before_step(list(self.trainer.model.parameters()))
 
 

@@ -94,10 +94,7 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
     known = [draws for draws in by_step.values() if draws.is_variance_known]
     if not known:
         raise reasons[0] if reasons else Missing("plain_variance")
-    verdict = _judge(pool(known), None, f" of {len(known)} steps")
-    if verdict.state is State.FINDING:
-        return verdict
-    return _by_place(known) or verdict
+    return _by_place(known) or _judge(pool(known), None, f" of {len(known)} steps")
 
 
 def pool(parts: Sequence[Draws]) -> Draws:
@@ -111,12 +108,15 @@ def _by_place(parts: Sequence[Draws]) -> Verdict | None:
     places = np.unique(pooled.place_N)
     if not 1 < len(places) <= MOST_PLACES:
         return None
+    parts_of = {}
     for place in places.tolist():
         there_N = pooled.place_N == place
-        own = Draws(pooled.surprise_N[there_N], pooled.variance_N[there_N], True, pooled.place_N[there_N])
-        if len(own.surprise_N) >= TOKENS and abs(own.deviations) > BOUND + len(places) ** 0.25:
-            return _judge(own, None, f" in row {place} of every group")
-    return None
+        parts_of[place] = Draws(pooled.surprise_N[there_N], pooled.variance_N[there_N], True, pooled.place_N[there_N])
+    limit = BOUND + len(places) ** 0.25  # one of many is further off by chance
+    off = [place for place, own in parts_of.items() if len(own.surprise_N) >= TOKENS and abs(own.deviations) > limit]
+    if not off or len(off) > len(places) / 2:
+        return None
+    return _judge(parts_of[off[0]], None, f" in row {off[0]} of every group")
 
 
 def check_curves(curves: Curves) -> Verdict:
