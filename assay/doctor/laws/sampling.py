@@ -40,7 +40,6 @@ from assay.verdict import (
     Fact,
     Missing,
     Severity,
-    State,
     Verdict,
     finding,
     healthy,
