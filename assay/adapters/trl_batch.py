@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from assay.adapters.attached import Look, Rollouts
-from assay.adapters.trl_settings import BY_GENERATION_TOKENS, has_known_loss, masks_by_value, settings_of
+from assay.adapters.trl_settings import BY_GENERATION_TOKENS, has_known_loss, masks_by_value, settings_of, whole_run
 from assay.examine.part import Part
 from assay.record.batch import Array, Batch
 
@@ -95,8 +95,12 @@ def rollout_batch(trainer: Any, rollouts: TRLGeneration) -> Batch:
     return Batch.of(fields, source=f"rollouts of TRL step {rollouts.step}")
 
 
-def update_batch(trainer: Any, rollouts: TRLGeneration, look: Look, losses: Sequence[Tensor], rate: float) -> Batch:
-    settings = settings_of(trainer) | {"learning_rate": rate}
+def update_batch(
+    trainer: Any, rollouts: TRLGeneration, look: Look, losses: Sequence[Tensor], rate: float | None
+) -> Batch:
+    settings = settings_of(trainer) | {"steps": whole_run(trainer)["steps"]}
+    if rate is not None:
+        settings["learning_rate"] = rate
     count, scale = len(look.parts), 1.0
     if trainer.loss_type == "bnpo" and count > 1:  # a mean over each micro-batch: the first stands for itself
         settings |= {"microbatches": 1, "minibatches": settings["minibatches"] * count}

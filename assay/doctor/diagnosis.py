@@ -28,7 +28,8 @@ _NEEDED = {
     "source": "the script",
     "run": "a run under assay watch",
 }
-# a finding is never surer than its evidence allows: a text did not run, and a curve has many causes
+# a finding is never surer than its evidence allows: a text did not run, and a curve has many causes, unless it shows
+# the death itself (Verdict.is_death)
 _SUREST = {Program: Confidence.LIKELY, Curves: Confidence.POSSIBLE}
 
 
@@ -195,7 +196,7 @@ def _verdict(illness: Illness, check: Callable[[Any], Verdict | Iterable[Verdict
         said = check(piece)
         verdict = said if isinstance(said, Verdict) else _strongest(illness, list(said), piece)
         surest = _SUREST.get(type(piece), Confidence.PROVEN)
-        is_surer = verdict.state is State.FINDING and verdict.confidence.rank > surest.rank
+        is_surer = verdict.state is State.FINDING and not verdict.is_death and verdict.confidence.rank > surest.rank
         return replace(verdict, confidence=surest) if is_surer else verdict
     except Missing as missing:
         return not_enough_data(str(missing))

@@ -68,10 +68,11 @@ def test_a_log_is_recognised_by_its_columns_and_a_learning_run_is_silent(tmp_pat
 
 
 @pytest.mark.parametrize(("trainer", "code"), SAID)
-def test_a_sick_run_is_named_and_never_above_possible(tmp_path, trainer, code):
+def test_a_sick_run_is_named_and_above_possible_only_where_the_curve_is_the_death(tmp_path, trainer, code):
     found = findings(written(tmp_path, rows_of(trainer, **SICK[code])))
     assert code in found
-    assert set(found.values()) == {Confidence.POSSIBLE}
+    sure = {known for known, confidence in found.items() if confidence is not Confidence.POSSIBLE}
+    assert sure <= {"REW01", "MET05"}
 
 
 @pytest.mark.parametrize("trainer", LOGS)
