@@ -15,6 +15,7 @@ import numpy as np
 
 from assay.doctor.catalogue import KINDS, Illness, catalogue, illnesses_looking_at
 from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.evidence.batches import curves_of_batches
 from assay.doctor.evidence.usable import usable
 from assay.doctor.facts.trend import STEPS
 from assay.machine.faults import FAULTS
@@ -118,6 +119,8 @@ def diagnose(evidence: Evidence, illnesses: Sequence[Illness] | None = None) -> 
     if illnesses is None:
         illnesses = catalogue() if evidence.reward is not None else illnesses_looking_at(*KINDS)
     evidence = usable(evidence)
+    if evidence.curves is None:
+        evidence = replace(evidence, curves=curves_of_batches(evidence.batches))
     # a check judges by the NaN or Inf that came out; a warning on the way would only litter a training log
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)

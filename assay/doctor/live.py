@@ -21,6 +21,7 @@ from assay import config as configuration
 from assay.doctor.catalogue import KINDS, illnesses_looking_at
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.evidence.batches import FEWEST, curve_settings, row_of_batch
 from assay.doctor.evidence.events import size_of_model
 from assay.machine.terminal import escape
 from assay.record import (
@@ -113,7 +114,19 @@ class LiveDoctor:
         """An update, or the rollouts of a step: it is looked at now."""
         self.begin(batch.step or 1)
         self.settings |= {name: batch.settings[name] for name in ("eos_ids",) if name in batch.settings}
-        return self._look(Evidence(batches=(batch,)), batch.step)
+        if self.directory is not None:
+            return self._look(Evidence(batches=(batch,)), batch.step)
+        return self._look(Evidence(batches=(batch,), curves=self._observed_so_far(batch)), batch.step)
+
+    def _observed_so_far(self, batch: Batch) -> Curves | None:
+        """The curves of the observed batches, while they are of one run: their steps rise."""
+        last = self.rows[-1]["step"] if self.rows else 0
+        if batch.step is None or batch.step < last:
+            self.rows.clear()
+        if batch.step is not None and (not self.rows or batch.step > last):
+            self.rows.append(row_of_batch(batch))
+        self.settings = curve_settings([batch])
+        return self._curves() if len(self.rows) >= FEWEST else None
 
     def look_at_curves(self) -> None:
         if self.rows:
@@ -160,12 +173,12 @@ class LiveDoctor:
     def _look(self, evidence: Evidence, step: int | None) -> Diagnosis:
         self.begin(step or 1)
         began = self._clock()
-        kind = "curves" if evidence.curves is not None else "batch"
+        kinds = ("curves",) * (evidence.curves is not None) + ("batch",) * bool(evidence.batches)
         diagnosis = diagnose(evidence, illnesses_looking_at(*KINDS))
         self._looks += 1
         for word in diagnosis.words:
-            if word.illness.looks_at(kind):
-                self._take(word, kind)
+            if word.illness.looks_at(*kinds):
+                self._take(word, kinds[-1])
         self._report_crashes(diagnosis)
         causes = root_causes(list(self._words.values()))
         new = self._record(causes, step)

@@ -37,6 +37,7 @@ from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import SCORED, edit_batch, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.facts.trend import trailing
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, death, finding, healthy
 
@@ -117,6 +118,17 @@ def check_curves(curves: Curves) -> Verdict:
         severity=Severity.HARMFUL if steps < total else None,
         fix="Open one of the dumps of the run with assay doctor: it names the number that is not finite.",
     )
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """The losses that were differentiated, whatever they are made of."""
+    losses = [backward for backward in run.backwards if backward.number is not None]
+    lost = trailing(np.array([not np.isfinite(backward.number or 0.0) for backward in losses], dtype=bool))
+    if lost >= STEPS:
+        yield finding(
+            f"the last {lost} of {len(losses)} losses that were differentiated are NaN or infinite",
+            places=(losses[-lost].loss.place,),
+        )
 
 
 def _dead_since(curves: Curves) -> tuple[list[str], int] | None:

@@ -163,12 +163,48 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
             f"optimizer: {missing} get a gradient in each update and are never changed",
             places=(left_out.place,),
         )
+    yield from _without_rate_in_run(run)
+    yield from _without_step(run)
     failure = run.failure
     if failure is not None and failure.place is not None and "does not require grad" in failure.message:
         yield finding(
             "backward() failed because nothing that the loss is made of requires a gradient: the policy's parameters "
             "are frozen, or the loss was detached",
             places=(failure.place,),
+        )
+
+
+def _without_rate_in_run(run: WatchedRun) -> Iterator[Verdict]:
+    for number in {update.optimizer for update in run.updates}:
+        updates = [update for update in run.updates if update.optimizer == number]
+        if len(updates) < FEWEST or any(update.learning_rate for update in updates[1:]):
+            continue
+        if not any(update.numbers.get("update_norm") for update in updates):
+            yield finding(
+                f"the learning rate is 0 in all {len(updates)} optimizer steps that were seen, and no weight moved",
+                Fact("learning rate", 0.0),
+                places=(updates[-1].place,),
+                severity=Severity.FATAL,
+                fix=SCHEDULE,
+            )
+
+
+def _without_step(run: WatchedRun) -> Iterator[Verdict]:
+    """Many backward passes, no step of an optimizer, and the same weights in every pass of the trained models."""
+    if run.updates or len(run.backwards) < FEWEST:
+        return
+    weights: dict[int, set[tuple[float, ...]]] = {}
+    for forward in run.forwards:
+        weights.setdefault(forward.model, set()).add(forward.weights)
+    trained = {piece.forward.model for backward in run.backwards for piece in backward.pieces}
+    if trained and all(len(weights.get(model, ())) == 1 and () not in weights[model] for model in trained):
+        yield finding(
+            f"backward() was called {len(run.backwards)} times, no optimizer stepped, and the policy's weights are the "
+            "same in every pass",
+            places=(run.backwards[-1].loss.place,),
+            confidence=Confidence.LIKELY,
+            severity=Severity.FATAL,
+            fix="Call optimizer.step() after backward(), on an optimizer of the policy's parameters.",
         )
 
 
