@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+
+pytest.importorskip("trl")
+
 from adapters.tiny_trl import Models, fresh, quietly
 
 from assay.adapters.trl import attach

@@ -86,17 +86,20 @@ def check_curves(curves: Curves) -> Verdict:
     if not over:
         return healthy(f"{what} stays below {limit:g}", *facts)
     is_corrected = _is_corrected(curves.settings.get("correction"))
-    known_N = mismatch_N[np.isfinite(mismatch_N)]
+    known_N = curves.column("mismatch_mean")
+    known_N = known_N[np.isfinite(known_N)]
     quarter = max(len(known_N) // 4, 1)
-    first, last = float(np.median(known_N[:quarter])), float(np.median(known_N[-quarter:]))
-    if len(known_N) >= STEPS and last > limit and last > GROWN * first:
+    first, last = (
+        float(np.median(part_N)) if len(part_N) else 0.0 for part_N in (known_N[:quarter], known_N[-quarter:])
+    )
+    if len(known_N) >= STEPS and last > max(MEAN_LOW_PRECISION, GROWN * first):
         return death(
-            f"{what} grows from {first:.2g} in the first quarter of the run to {last:.2g} in the last"
+            f"mean |old - sampler| grows from {first:.2g} in the first quarter of the run to {last:.2g} in the last"
             + (": importance weights do not mend a sampler that drifts away" if is_corrected else ""),
             *facts,
-            confidence=Confidence.LIKELY if last > 2 * limit else Confidence.POSSIBLE,
+            confidence=Confidence.LIKELY if last > 2 * MEAN_LOW_PRECISION else Confidence.POSSIBLE,
         )
-    if is_corrected and last <= MENDED * limit:
+    if is_corrected and last <= MENDED * MEAN_LOW_PRECISION:
         return healthy(f"{what} is corrected by weights", *facts)
     return finding(f"{what} of a step is up to {largest:.2g}, above {limit:g} in {over} of {len(curves)} steps", *facts)
 
