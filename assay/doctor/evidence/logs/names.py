@@ -260,7 +260,7 @@ PLAIN = Trainer(  # a log of nobody known, with names that leave no doubt
         "reward_std": ("reward_std", "std_reward", "reward/std"),
         "entropy": ("entropy", "mean_entropy"),
         "clipped_share": ("clip_fraction", "clip_frac", "clipfrac", "clipped_share", "clip_share"),
-        "truncated_share": ("truncated_share", "truncated_fraction", "truncation_rate"),
+        "truncated_share": ("truncated_fraction", "truncation_rate"),
         "mismatch_mean": ("mismatch_mean",),
         "gradient_norm": ("grad_norm", "gradient_norm"),
         "learning_rate": ("learning_rate", "lr"),

@@ -1,6 +1,6 @@
 """
 ## What it checks
-Whether the policy was destroyed. In the curves: the reward falls to its worst value and stays there; or the entropy is
+Whether the policy was destroyed. In the curves: the reward drops to its worst value and stays there; or the entropy is
 gone, or that of noise, from one step to the next, and stays so while the reward is not better. In an update: the
 weights move by more than three times their own size, or the log-probs of the trained tokens by more than 2 nats on
 average.
@@ -10,7 +10,7 @@ A policy that writes nothing but noise, or always the same, earns the same rewar
 back: the run goes on at full cost and learns nothing.
 
 ## How to fix it
-Go back to a checkpoint before the fall and lower the learning rate, first of all; then look for a gradient that is not
+Go back to a checkpoint before the drop and lower the learning rate, first of all; then look for a gradient that is not
 clipped, many updates per rollout, and a KL or entropy term of the wrong sign.
 
     # before: Adam moves every weight by about the rate, and most weights are smaller than 0.1
@@ -19,8 +19,8 @@ clipped, many updates per rollout, and a KL or entropy term of the wrong sign.
     optimizer = AdamW(model.parameters(), lr=1e-6)
 
 ## When it is wrong
-Prompts that suddenly become much harder make rewards fall too. A small batch has steps without any right answer by
-chance: the fall must be longer than chance explains. Weights that begin at 0 move by more than their size by right.
+Prompts that suddenly become much harder make rewards drop too. A small batch has steps without any right answer by
+chance: the drop must be longer than chance explains. Weights that begin at 0 move by more than their size by right.
 """
 
 from __future__ import annotations
