@@ -126,7 +126,7 @@ def test_a_schedule_that_ends_too_early_is_named(tmp_path):
     assert log(tmp_path, **a_trl_log(learning_rate=rates))[0] == "OPT02"
 
 
-def test_a_mismatch_that_grows_is_not_mended_by_weights(tmp_path):
+def test_a_mismatch_that_grows_is_not_corrected_by_weights(tmp_path):
     mismatch = np.geomspace(0.012, 0.41, 30)
     drifting = {
         "sampling/sampling_logp_difference/mean": mismatch,

@@ -11,7 +11,7 @@ import numpy as np
 from assay.doctor.evidence.curves import Curves
 from assay.record.batch import Array, Batch
 
-FEWEST = 3  # steps: fewer are no curve
+FEWEST = 3  # steps: fewer do not make a curve
 _SETTINGS = ("max_reward", "min_reward", "mask_truncated", "max_tokens", "dtype")  # by which curves are judged
 _NUMBERS = ("loss", "policy_loss", "gradient_norm")
 

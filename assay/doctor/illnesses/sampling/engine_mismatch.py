@@ -51,7 +51,7 @@ FATAL = 1.0  # nats per token between the trainer and the model's own: numbers o
 BEYOND_KERNELS = 0.01  # of the mean in float32: TF32 in kernels of another shape leaves a few thousandths
 STEPS = 8  # of a curve: fewer have no first and last quarter
 GROWN = 5.0  # times the first quarter
-MENDED = 3.0  # times the limit: beyond it, importance weights leave little of the data
+CORRECTABLE = 3.0  # times the limit: beyond it, importance weights leave little of the data
 EFFECTIVE = 0.5  # share of the tokens that the importance weights leave: below this half of the data is lost
 
 
@@ -95,11 +95,11 @@ def check_curves(curves: Curves) -> Verdict:
     if len(known_N) >= STEPS and last > max(MEAN_LOW_PRECISION, GROWN * first):
         return death(
             f"mean |old - sampler| grows from {first:.2g} in the first quarter of the run to {last:.2g} in the last"
-            + (": importance weights do not mend a sampler that drifts away" if is_corrected else ""),
+            + (": importance weights do not correct a sampler that drifts away" if is_corrected else ""),
             *facts,
             confidence=Confidence.LIKELY if last > 2 * MEAN_LOW_PRECISION else Confidence.POSSIBLE,
         )
-    if is_corrected and last <= MENDED * MEAN_LOW_PRECISION:
+    if is_corrected and last <= CORRECTABLE * MEAN_LOW_PRECISION:
         return healthy(f"{what} is corrected by weights", *facts)
     return finding(f"{what} of a step is up to {largest:.2g}, above {limit:g} in {over} of {len(curves)} steps", *facts)
 

@@ -171,7 +171,7 @@ def test_a_reward_beyond_the_convention_has_the_scale_of_its_means(tmp_path):
 def test_weights_that_correct_the_sampler_are_seen_in_the_columns(tmp_path):
     rows = rows_of("TRL", mismatch=0.2)
     assert findings(written(tmp_path, rows)) == {}
-    # 0.4 nats per token are more than weights can mend
+    # 0.4 nats per token are more than weights can correct
     assert findings(written(tmp_path, rows_of("TRL", **SICK["SAMP06"]))) == {"SAMP06": Confidence.POSSIBLE}
     for row in rows:
         del row["sampling/importance_sampling_ratio/mean"]
