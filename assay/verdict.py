@@ -41,7 +41,7 @@ class Severity(_Ranked):
 class Confidence(_Ranked):
     PROVEN = "proven"  # an invariant was recomputed and failed
     LIKELY = "likely"  # a pattern that has one usual cause
-    POSSIBLE = "possible"  # may be meant so; all that curves alone can say
+    POSSIBLE = "possible"  # may be meant so; what most curves can say
 
 
 class Missing(Exception):
@@ -117,6 +117,7 @@ class Verdict:
     edit: Edit | None = None
     found_at: tuple[Place, ...] = ()  # of several findings that were put together, the place of each
     examples: tuple[str, ...] = ()  # evidence in words: a text, and the reward that it got
+    is_direct: bool = False  # a curve that is the thing itself (NaN, a rate of 0), so it may be surer than possible
 
 
 def finding(
@@ -131,6 +132,17 @@ def finding(
     examples: tuple[str, ...] = (),
 ) -> Verdict:
     return Verdict(State.FINDING, message, facts, confidence, severity, fix, places, why, edit, examples=examples)
+
+
+def seen_directly(
+    message: str,
+    *facts: Fact,
+    confidence: Confidence = Confidence.LIKELY,
+    severity: Severity | None = None,
+    fix: str = "",
+) -> Verdict:
+    """A finding in curves that show the thing itself, not a sign of it: it is as sure as it says."""
+    return Verdict(State.FINDING, message, facts, confidence, severity, fix, is_direct=True)
 
 
 def likely(

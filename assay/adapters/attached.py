@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from assay.doctor.diagnosis import Diagnosis, Word
 from assay.doctor.evidence import Curves, Evidence
-from assay.doctor.live import LiveDoctor
+from assay.doctor.live import LiveDoctor, is_dying
 from assay.doctor.report import Report, write
 from assay.examine.again import ReferenceRow
 from assay.examine.guard import Guard, short_reason
@@ -317,11 +317,12 @@ class Attached(ABC):
         if len(self._doctor.rows) - self._written >= WAITING:
             self._write_rows()
         loss = {"loss": float(torch.stack(self._losses).sum())} if self._losses else {}
-        self._row = {"step": step, **self.metrics(), **loss}
+        norm = {} if look is None else {key: look.numbers[key] for key in ("gradient_norm",) if key in look.numbers}
+        self._row = {"step": step, **self.metrics(), **norm, **loss}
         self._doctor.rows.append(self._row)
         self._doctor.timings.append({"step": step, "seconds": time.perf_counter() - self._step_began})
         self._doctor.settings = self.settings()
-        if is_look(step):
+        if is_look(step) or is_dying(self._doctor.rows):
             self._doctor.look_at_curves()
 
     def _examine(self, batch: Batch, rollouts: Rollouts, update: int) -> None:

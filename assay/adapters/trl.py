@@ -21,14 +21,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from assay.adapters.attached import Attached, Look, Rollouts
 from assay.adapters.trl_batch import TRLGeneration, loss_tokens, part_of, rollout_batch, update_batch
-from assay.adapters.trl_settings import METRICS, dataset_size, metrics_row, settings_of, temperature_of
+from assay.adapters.trl_settings import (
+    METRICS,
+    dataset_size,
+    metrics_row,
+    settings_of,
+    temperature_of,
+    whole_run,
+)
 from assay.examine.inputs import PassInputs
 from assay.examine.loss_probes import token_gradients
 from assay.record.batch import Batch
@@ -83,8 +89,8 @@ class AttachedToTRL(Attached):
         self._read: dict[str, Any] | None = None  # inputs of TRL's own loss
         self._in_loss = False
         self._scoring: list[Mapping[str, Any]] = []  # arguments of the scoring pass of each part
-        self._rate = 0.0
         self.dataset_size: dict[str, int] = {}
+        self._rate: float | None = None  # of the update in progress; where groups differ, the largest
         self._seen_metrics: dict[str, int] = {}
         self._originals = {name: getattr(trainer, name) for name in _AROUND}
         for name, ours in _AROUND.items():  # on the instance: a subclass's own methods are inside of these
@@ -105,9 +111,7 @@ class AttachedToTRL(Attached):
     def settings(self) -> dict[str, Any]:
         """Where weights lie apart on several devices the model's size is not known here."""
         size = sum(weight.numel() for weight in self.trainer.model.parameters())
-        rate = float(self.trainer.args.learning_rate)
-        whole = {"steps": max(int(self.trainer.state.max_steps), 0), "learning_rate": rate}
-        return settings_of(self.trainer) | whole | ({"parameters": size} if size else {})
+        return settings_of(self.trainer) | whole_run(self.trainer) | ({"parameters": size} if size else {})
 
     def metrics(self) -> dict[str, Any]:
         """Those that TRL collected in this update; it empties its lists when it logs."""
@@ -117,7 +121,7 @@ class AttachedToTRL(Attached):
             first = self._seen_metrics.get(name, 0)
             collected[name] = values[first if first <= len(values) else 0 :]
             self._seen_metrics[name] = len(values)
-        return metrics_row(collected)
+        return metrics_row(collected) | ({} if self._rate is None else {"learning_rate": self._rate})
 
     def update_batch(self, look: Look) -> Batch:
         assert isinstance(look.rollouts, TRLGeneration)
@@ -249,12 +253,13 @@ class AttachedToTRL(Attached):
         return norm
 
     def before_optimizer(self, optimizer: Any) -> None:
+        groups = getattr(optimizer, "param_groups", ())
+        self._rate = self.attempt(lambda: max((float(group["lr"]) for group in groups), default=None), None)
         if self._look is not None and self._look.parts:
-            self.attempt(functools.partial(self._measure, self._look, optimizer), None)
+            self.attempt(functools.partial(self._measure, self._look), None)
 
-    def _measure(self, look: Look, optimizer: Any) -> None:
+    def _measure(self, look: Look) -> None:
         trainer = self.trainer
-        self._rate = float(optimizer.param_groups[0]["lr"]) if optimizer is not None else 0.0
         if trainer.accelerator.num_processes > 1:
             return  # weights that are spread over processes cannot be asked by one
         name = "_get_per_token_logps_and_entropies"
@@ -278,9 +283,7 @@ class AttachedToTRL(Attached):
     def logged(self, logs: Mapping[str, Any]) -> None:
         self._seen_metrics.clear()
         if self.is_on() and logs.get("grad_norm") is not None:
-            rate = logs.get("learning_rate", np.nan)
-            row = {"gradient_norm": logs["grad_norm"], "learning_rate": rate}
-            self.attempt(lambda: self.complete_row({name: float(value) for name, value in row.items()}), None)
+            self.attempt(lambda: self.complete_row({"gradient_norm": float(logs["grad_norm"])}), None)
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]

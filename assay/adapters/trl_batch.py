@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from assay.adapters.attached import Look, Rollouts
-from assay.adapters.trl_settings import BY_GENERATION_TOKENS, has_known_loss, masks_by_value, settings_of
+from assay.adapters.trl_settings import BY_GENERATION_TOKENS, has_known_loss, masks_by_value, settings_of, whole_run
 from assay.examine.again import score_backwards
 from assay.examine.part import Part
 from assay.record.batch import Array, Batch
@@ -116,9 +116,16 @@ def rollout_batch(trainer: Any, rollouts: TRLGeneration, more: Mapping[str, int]
 
 
 def update_batch(
-    trainer: Any, rollouts: TRLGeneration, look: Look, losses: Sequence[Tensor], rate: float, more: Mapping[str, int]
+    trainer: Any,
+    rollouts: TRLGeneration,
+    look: Look,
+    losses: Sequence[Tensor],
+    rate: float | None,
+    more: Mapping[str, int],
 ) -> Batch:
-    settings = settings_of(trainer) | {"learning_rate": rate, **more}
+    settings = settings_of(trainer) | {"steps": whole_run(trainer)["steps"], **more}
+    if rate is not None:
+        settings["learning_rate"] = rate
     count, scale = len(look.parts), 1.0
     if trainer.loss_type == "bnpo" and count > 1:  # a mean over each micro-batch: the first stands for itself
         settings |= {"microbatches": 1, "minibatches": settings["minibatches"] * count}

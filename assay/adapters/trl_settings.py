@@ -85,6 +85,20 @@ def dataset_size(trainer: Any) -> dict[str, int]:
     return {"dataset_size": len({repr(rows[number].get("prompt")) for number in range(min(len(rows), MOST_PROMPTS))})}
 
 
+def whole_run(trainer: Any) -> dict[str, Any]:
+    """How many updates it makes, and the rate that its schedule is a part of: the optimizer's, whoever made it.
+
+    Ranges of rates are Adam's: of another optimizer only a rate of 0 is stated."""
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    groups = getattr(optimizer, "param_groups", ())
+    rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
+    rate = max(rates, default=float(trainer.args.learning_rate))
+    name = type(optimizer).__name__ if optimizer is not None else str(trainer.args.optim)
+    is_judged = rate == 0 or "adam" in name.lower()
+    steps = {"steps": max(int(trainer.state.max_steps), 0)}
+    return steps | ({"learning_rate": rate} if is_judged else {})
+
+
 def minibatches_of(trainer: Any) -> int:
     """Optimizer updates of one pass over the generated rows."""
     return max(1, int(trainer.args.steps_per_generation // trainer.args.gradient_accumulation_steps))

@@ -15,6 +15,7 @@ import numpy as np
 
 from assay.doctor.catalogue import KINDS, Illness, catalogue, illnesses_looking_at
 from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.evidence.batches import curves_of_batches
 from assay.doctor.evidence.usable import usable
 from assay.doctor.facts.trend import STEPS
 from assay.machine.faults import FAULTS
@@ -29,7 +30,8 @@ _NEEDED = {
     "source": "the script",
     "run": "a run under assay watch",
 }
-# a finding is never surer than its evidence allows: a text did not run, and a curve has many causes
+# a finding is never surer than its evidence allows: a text did not run, and a curve has many causes, unless it shows
+# the thing itself (Verdict.is_direct)
 _SUREST = {Program: Confidence.LIKELY, Curves: Confidence.POSSIBLE}
 
 
@@ -118,6 +120,8 @@ def diagnose(evidence: Evidence, illnesses: Sequence[Illness] | None = None) -> 
     if illnesses is None:
         illnesses = catalogue() if evidence.reward is not None else illnesses_looking_at(*KINDS)
     evidence = usable(evidence)
+    if evidence.curves is None:
+        evidence = replace(evidence, curves=curves_of_batches(evidence.batches))
     # a check judges by the NaN or Inf that came out; a warning on the way would only litter a training log
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -197,7 +201,7 @@ def _verdict(illness: Illness, check: Callable[[Any], Verdict | Iterable[Verdict
         said = check(piece)
         verdict = said if isinstance(said, Verdict) else _strongest(illness, list(said), piece)
         surest = _SUREST.get(type(piece), Confidence.PROVEN)
-        is_surer = verdict.state is State.FINDING and verdict.confidence.rank > surest.rank
+        is_surer = verdict.state is State.FINDING and not verdict.is_direct and verdict.confidence.rank > surest.rank
         return replace(verdict, confidence=surest) if is_surer else verdict
     except Missing as missing:
         return not_enough_data(str(missing))

@@ -11,6 +11,7 @@ of the run's time.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from assay import config as configuration
 from assay.doctor.catalogue import KINDS, illnesses_looking_at
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.evidence.batches import FEWEST, curve_settings, row_of_batch
 from assay.doctor.evidence.events import size_of_model
 from assay.machine.terminal import escape
 from assay.record import (
@@ -75,7 +77,9 @@ class LiveDoctor:
         self._clock = clock
         self._began, self._spent = clock(), 0.0
         self._earlier: list[Batch] = []  # the newest, with what checks of several batches need
-        self._words: dict[str, Word] = {}  # of each illness the loudest so far
+        self._words: dict[str, Word] = {}  # of each illness what counts so far
+        self._of_batches: dict[str, Word] = {}
+        self._of_curves: dict[str, Word] = {}
         self._recorded: dict[str, Confidence] | None = None  # read when the run directory is there
         self._reported: set[str] = set()
         self._crashed: set[str] = set()
@@ -116,7 +120,19 @@ class LiveDoctor:
         """An update, or the rollouts of a step: it is looked at now."""
         self.begin(batch.step or 1)
         self.settings |= {name: batch.settings[name] for name in ("eos_ids",) if name in batch.settings}
-        return self._look_at_batch(batch)
+        if self.directory is not None:
+            return self._look_at_batch(batch)
+        return self._look_at_batch(batch, self._observed_so_far(batch))
+
+    def _observed_so_far(self, batch: Batch) -> Curves | None:
+        """The curves of the observed batches, while they are of one run: their steps rise."""
+        last = self.rows[-1]["step"] if self.rows else 0
+        if batch.step is None or batch.step < last:
+            self.rows.clear()
+        if batch.step is not None and (not self.rows or batch.step > last):
+            self.rows.append(row_of_batch(batch))
+        self.settings = curve_settings([batch])
+        return self._curves() if len(self.rows) >= FEWEST else None
 
     def look_at_curves(self) -> None:
         if self.rows:
@@ -132,7 +148,7 @@ class LiveDoctor:
         self.timings.append(timings)
         step, affordable = record.step, self._spent <= BUDGET * (self._clock() - self._began)
         odd = is_odd(row, str(self.settings.get("dtype", "float32")))
-        alarm, self._was_odd = odd and not self._was_odd, odd
+        alarm, self._was_odd = (odd and not self._was_odd) or is_dying(self.rows), odd
         if not (affordable or alarm or step <= 2):
             return
         if alarm or is_rollout_look(step):
@@ -160,25 +176,24 @@ class LiveDoctor:
 
     # what the doctor makes of it
 
-    def _look_at_batch(self, batch: Batch) -> Diagnosis:
+    def _look_at_batch(self, batch: Batch, curves: Curves | None = None) -> Diagnosis:
         """Beside what checks of several batches need of the earlier ones of the run."""
         place = (batch.step or 0, batch.numbers.get("update", 0))
         if self._earlier and place < (self._earlier[-1].step or 0, self._earlier[-1].numbers.get("update", 0)):
             self._earlier.clear()  # another run in the same process
-        evidence = Evidence(batches=(batch,), earlier=tuple(self._earlier))
+        evidence = Evidence(batches=(batch,), curves=curves, earlier=tuple(self._earlier))
         self._earlier = [*self._earlier, batch.only(KEPT_FIELDS)][-MOST_KEPT:]
         return self._look(evidence, batch.step)
 
     def _look(self, evidence: Evidence, step: int | None) -> Diagnosis:
         self.begin(step or 1)
         began = self._clock()
-        kinds = ("curves",) if evidence.curves is not None else ("batch", "batches")
+        kinds = ("curves",) * (evidence.curves is not None) + ("batches", "batch") * bool(evidence.batches)
         diagnosis = diagnose(evidence, illnesses_looking_at(*KINDS))
         self._looks += 1
         for word in diagnosis.words:
-            known = self._words.get(word.code)
-            if word.illness.looks_at(*kinds) and (known is None or word.loudness > known.loudness):
-                self._words[word.code] = word
+            if word.illness.looks_at(*kinds):
+                self._take(word, kinds[-1])
         self._report_crashes(diagnosis)
         causes = root_causes(list(self._words.values()))
         new = self._record(causes, step)
@@ -199,6 +214,15 @@ class LiveDoctor:
                     f"saved; assay explain {word.code} explains it, and --doctor warn goes on in spite of it"
                 )
         return diagnosis
+
+    def _take(self, word: Word, kind: str) -> None:
+        """Of batches the loudest word counts; of curves the newest, which has seen all that the earlier ones saw."""
+        words, other = (self._of_curves, self._of_batches) if kind == "curves" else (self._of_batches, self._of_curves)
+        known = words.get(word.code)
+        if kind == "curves" or known is None or word.loudness > known.loudness:
+            words[word.code] = word
+        both = [found[word.code] for found in (words, other) if word.code in found]
+        self._words[word.code] = max(both, key=lambda word: word.loudness)
 
     def _record(self, causes: Mapping[str, str], step: int | None) -> list[Word]:
         """Writes what is new, or surer than before, to findings.jsonl, and returns it; the gravest first."""
@@ -271,6 +295,23 @@ def is_odd(row: Mapping[str, Any], dtype: str) -> bool:
     ratio = ("first_ratio_max_deviation", FIRST_RATIO_LIMIT)
     limits = (mismatch_limit(dtype), ratio, ("updates_skipped", 0), ("rollouts_unscored", 0))
     return any((row.get(name) or 0) > limit for name, limit in limits) or row.get("entropy", 0.0) is None
+
+
+def is_dying(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last three rows are the first three in a row without a finite loss: what that is, the curves show.
+
+    >>> nan = float("nan")
+    >>> runs = (1.0, nan, nan, nan), (nan, nan, nan, nan), (1.0,)
+    >>> [is_dying([{"loss": loss} for loss in losses]) for losses in runs]
+    [True, False, False]
+    """
+    is_lost = [_is_lost(row) for row in rows[-4:]]
+    return is_lost[-3:] == [True] * 3 and is_lost[:-3] != [True]
+
+
+def _is_lost(row: Mapping[str, Any]) -> bool:
+    loss = row.get("loss", 0.0)
+    return loss is None or not math.isfinite(loss)
 
 
 def is_curves_look(step: int) -> bool:

@@ -50,24 +50,35 @@ class Weights:
     @torch.no_grad()
     def after(self) -> dict[str, float | int]:
         """Fields of a Batch."""
-        changed, moved, slope, steepness = [], 0.0, 0.0, 0.0
+        changed, floors = [], []
+        moved, size, slope, steepness = 0.0, 0.0, 0.0, 0.0
         self._after = [numbers.clone() for numbers in self._compared(self.tensors)]
         for now, before, gradient in zip(self._after, self._before, self._gradients, strict=True):
             step = (now.float() - before.float()).double()
             changed.append(int((now != before).sum()))
             moved += float(step.square().sum())
+            size += float(before.double().square().sum())
             if gradient is not None:
                 slope += float(step @ gradient.double())
                 steepness += float(gradient.double().square().sum())
+                if not changed[-1] and (pulled := gradient != 0).any():
+                    floors.append(_smallest_step(before[pulled]))
+        compared = sum(before.numel() for before in self._before)
         numbers: dict[str, float | int] = {
             "tensors": len(changed),
             "tensors_changed": sum(count > 0 for count in changed),
             "tensors_without_gradient": self.without_gradient,
+            "mean_move": (moved / max(compared, 1)) ** 0.5,
         }
         if moved > 0 and steepness > 0 and math.isfinite(steepness):
             numbers["descent"] = -slope / (moved * steepness) ** 0.5
+        if size > 0:
+            numbers["relative_update"] = (moved / size) ** 0.5
+        if floors:
+            numbers["smallest_step"] = min(floors)
+        if self.tensors:
+            numbers["weight_bits"] = min(torch.finfo(tensor.dtype).bits for tensor in self.tensors)
         if not self.is_sample:
-            compared = sum(before.numel() for before in self._before)
             numbers |= {"update_norm": moved**0.5, "numbers_changed_share": sum(changed) / max(compared, 1)}
         return numbers
 
@@ -90,3 +101,13 @@ def _largest(gradient: Tensor | None) -> Tensor | None:
         return None
     sizes = gradient.detach().flatten().abs()
     return sizes.topk(min(OF_EACH, sizes.numel())).indices
+
+
+def _smallest_step(numbers: Tensor) -> float:
+    """The smallest change that one of them can show: half of the distance to the next number of its precision.
+
+    >>> _smallest_step(torch.tensor([1.0, 4.0])) == 2.0**-24  # after 1.0 comes 1 + 2**-23
+    True
+    """
+    _, exponents = torch.frexp(numbers.abs().min().float())
+    return math.ldexp(torch.finfo(numbers.dtype).eps, int(exponents) - 2) if numbers.abs().min() > 0 else 0.0

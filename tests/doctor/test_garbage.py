@@ -107,7 +107,8 @@ def test_no_check_breaks_on_garbage_in_curves(rows):
         settings = {name: chosen(random, ODD) for name in SETTINGS if random.random() < 0.5}
         evidence = Evidence(curves=Curves(steps, steps, steps, (), settings))
         assert not crashed(evidence), seed
-        assert all(word.confidence is Confidence.POSSIBLE for word in diagnose(evidence).findings)
+        # a loss that is not finite is what it is, whoever wrote it
+        assert {word.code for word in diagnose(evidence).findings if word.confidence is Confidence.PROVEN} <= {"NUM03"}
 
 
 def test_a_setting_that_cannot_be_one_is_named_and_not_used():

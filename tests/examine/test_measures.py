@@ -58,8 +58,17 @@ def test_what_a_step_changed_is_counted():
         third += 4.0
     assert weights.after() == {
         "tensors": 3, "tensors_changed": 2, "tensors_without_gradient": 2, "update_norm": 5.0,
-        "numbers_changed_share": 0.5, "descent": -0.6,
+        "numbers_changed_share": 0.5, "descent": -0.6, "mean_move": 2.5, "weight_bits": 32,
+        "relative_update": 5 / 30**0.5,
     }  # fmt: skip
+
+
+def test_the_smallest_step_is_that_of_tensors_that_did_not_move_and_were_pulled():
+    tensors = tensors_with_gradients(([1.5, 0.001], [1.0, 0.0]), ([4.0], [1.0]), ([1e-9], [0.0]), ([1e-9], [1.0]))
+    weights = Weights(tensors)
+    with torch.no_grad():
+        tensors[-1] += 1.0
+    assert weights.after()["smallest_step"] == 2.0**-24  # after 1.5 comes 1.5 + 2**-23
 
 
 def test_of_a_large_model_the_numbers_with_the_largest_gradients_are_compared():
@@ -69,7 +78,10 @@ def test_of_a_large_model_the_numbers_with_the_largest_gradients_are_compared():
     sample, prefix = Weights([tensor], most=OF_EACH, by_gradient=True), Weights([tensor], most=OF_EACH)
     with torch.no_grad():
         tensor[-1] = 1.0
-    assert sample.after() == {"tensors": 1, "tensors_changed": 1, "tensors_without_gradient": 0, "descent": -1.0}
+    assert sample.after() == {
+        "tensors": 1, "tensors_changed": 1, "tensors_without_gradient": 0, "descent": -1.0, "weight_bits": 32,
+        "mean_move": 0.125,
+    }  # fmt: skip
     assert prefix.after()["tensors_changed"] == 0
 
 

@@ -5,6 +5,7 @@ Metric names are those of assay/record/metrics.py; settings those of assay/recor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from assay.verdict import Missing
 
 Row = Mapping[str, Any]
 Numbers = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,28 @@ class Curves:
         return int(step) if np.isfinite(step) else None
 
     def need(self, *names: str) -> tuple[Numbers, ...]:
-        """Metrics by step; NaN where a step has none."""
+        """Metrics by step; NaN where a step has none, or none that is finite."""
         return self._columns("rows", names)
+
+    def column(self, name: str) -> Numbers:
+        """The metric, all NaN where there is none of it."""
+        return self._column("rows", name)
 
     def need_timings(self, *names: str) -> tuple[Numbers, ...]:
         return self._columns("timings", names)
 
     def has(self, *names: str) -> bool:
-        return all(any(row.get(name) is not None for row in self.rows) for name in names)
+        """Whether each has a number in some step."""
+        return not any(np.isnan(self._column("rows", name)).all() for name in names)
+
+    def not_finite(self, name: str) -> Flags:
+        """Steps in which NaN or an infinite number was recorded: a step without a number is none of them.
+
+        >>> Curves([{"loss": 0.5}, {"loss": float("inf")}, {"loss": None}, {}]).not_finite("loss").tolist()
+        [False, True, False, False]
+        """
+        values = [row.get(name) for row in self.rows]
+        return np.array([isinstance(value, float | np.floating) and not np.isfinite(value) for value in values], bool)
 
     def setting(self, name: str) -> Any:
         if name not in self.settings:
@@ -78,7 +94,6 @@ class Curves:
 
 
 def _number(value: Any) -> float:
-    """NaN for what is not a number: another program's log may hold words."""
-    if isinstance(value, float):
-        return value
-    return float(value) if isinstance(value, int | np.number) else float("nan")
+    """NaN for what is not a finite number: another program's log may hold words."""
+    number = float(value) if isinstance(value, float | int | np.number) else float("nan")
+    return number if math.isfinite(number) else float("nan")

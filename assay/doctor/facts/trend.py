@@ -11,10 +11,11 @@ from collections.abc import Callable
 import numpy as np
 
 from assay.doctor.evidence import Curves
-from assay.doctor.evidence.curves import Numbers
+from assay.doctor.evidence.curves import Flags, Numbers
 from assay.verdict import Missing
 
 STEPS = 20  # fewer steps have quarters of fewer than five: one of them would decide
+EQUAL = 1e-6  # relative: a mean of equal rewards may round
 SOLVED = 0.1  # of the range of rewards: a mean this near to the best one leaves nothing to learn
 
 
@@ -46,14 +47,44 @@ def reward_range(curves: Curves) -> tuple[float, float]:
 
 
 def is_solved(curves: Curves) -> bool:
-    """Whether the last quarter's rewards are nearly all the best one: then entropy and signal may be gone."""
-    if not curves.has("reward_mean"):
+    """Whether the last quarter's rewards are nearly all the best one: then entropy and signal may be gone.
+
+    A reward that never varied may be one that every answer gets: only an evaluation can then say that it is solved."""
+    if not curves.has("reward_mean") or not (has_varied(curves) or is_solved_by_evaluation(curves)):
         return False
     worst, best = reward_range(curves)
     (reward_N,) = curves.need("reward_mean")
     known_N = reward_N[np.isfinite(reward_N)]
     last = float(np.median(known_N[-max(len(known_N) // 4, 1) :]))
     return bool(best - last <= SOLVED * max(best - worst, 0.0)) if math.isfinite(best - worst) else False
+
+
+def has_varied(curves: Curves) -> bool:
+    """Whether two rewards of the run are known to differ."""
+    mean_N, std_N, low_N, high_N = (
+        curves.column(name) for name in ("reward_mean", "reward_std", "reward_min", "reward_max")
+    )
+    mean_N = mean_N[np.isfinite(mean_N)]
+    equal = EQUAL * max(1.0, float(np.abs(mean_N).max(initial=0.0)))
+    if np.isnan(std_N).all() and not np.isnan(high_N - low_N).all():
+        std_N = high_N - low_N
+    if np.isnan(std_N).all():  # TRL's share is 0 where it does not divide by a group's deviation
+        std_N = 1.0 - curves.column("zero_variance_share")
+    return bool((std_N > equal).any() or (len(mean_N) and np.ptp(mean_N) > equal))
+
+
+def is_solved_by_evaluation(curves: Curves) -> bool:
+    passed = [row["pass_at_1"] for row in curves.evaluations if isinstance(row.get("pass_at_1"), int | float)]
+    return bool(passed) and passed[-1] >= 1.0 - SOLVED
+
+
+def trailing(flags_N: Flags) -> int:
+    """How many steps at the end are flagged, without a gap.
+
+    >>> trailing(np.array([True, False, True, True]))
+    2
+    """
+    return int(np.argmin(flags_N[::-1])) if not flags_N.all() else len(flags_N)
 
 
 def _bound(curves: Curves, setting: str, metric: str, choose: Callable[[Numbers], float]) -> float:

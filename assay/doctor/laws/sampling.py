@@ -142,7 +142,7 @@ def check_curves(curves: Curves) -> Verdict:
             f"the tokens of {int(known_N.sum())} steps look like draws of the policy that is trained", *facts
         )
     kind, cause = _kind_of(deviations)
-    return finding(
+    return seen_directly(
         f"the sampled tokens of {int(known_N.sum())} steps are {kind} than draws from the distribution that is "
         f"trained: {cause}",
         *facts,

@@ -1,12 +1,13 @@
 """
 ## What it checks
-The optimizer's step follows the gradient: weights that have one move, and they move downhill. Two questions are asked.
-Of the weights: does the step point against the gradient? Of the model: do the log-probs of the trained tokens move the
-way the loss asks for? The second also sees what happens to a gradient on its way to the weights.
+The optimizer's step follows the gradient: weights that have one move, by about the rate, and they move downhill. Of the
+weights: do they move at all, by how much, and does the step point against the gradient? Of the model: do the log-probs
+of the trained tokens move the way the loss asks for? The last also sees what happens to a gradient on its way to the
+weights.
 
 ## Why it hurts
-An optimizer that climbs unlearns what is rewarded, and a hook that turns gradients around does the same, with a loss
-that is right in every digit.
+Weights that do not move learn nothing. An optimizer that climbs unlearns what is rewarded, and a hook that turns
+gradients around does the same, with a loss that is right in every digit.
 
 ## How to fix it
 Look for `maximize=True`, for a minus too many, for hooks on parameters, and for code that touches `.grad` between
@@ -19,7 +20,8 @@ Look for `maximize=True`, for a minus too many, for hooks on parameters, and for
 
 ## When it is wrong
 Momentum can carry a step against the gradient of a single batch. Only the first step of a run, which has none, proves
-something; later ones must go clearly uphill.
+something; later ones must go clearly uphill. A rate below the precision of the weights moves nothing, and groups of
+parameters may have rates of their own.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
+from assay.doctor.illnesses.optimizer.no_update import SMALLEST_RATE, is_below_precision
 from assay.doctor.recompute.loss import is_known_whole
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 UPHILL = -0.3  # cosine with the downhill direction: momentum leaves +0.2 to +0.5 in sound runs
+BEYOND = 50.0  # times the rate, or the rate times the gradient norm: Adam moves a weight by about the rate
+MOVED_BETWEEN = 0.05  # of the last update
 UPHILL_TOKENS = 0.3  # of the sum of |pull * change|: chance leaves less over a whole batch
 
 
@@ -40,9 +45,12 @@ def check_batch(batch: Batch) -> Verdict:
     norm = batch.numbers.get("gradient_norm")
     if norm is not None and norm == 0:
         return not_applicable("the gradient is 0")
+    if (verdict := _of_weights_that_stay(batch, norm)) is not None:
+        return verdict
     is_first = batch.step == 1 and batch.number("update") == 0
     descent, pull = batch.numbers.get("descent"), _pull(batch)
-    if descent is None and pull is None:
+    far = _of_weights_that_jump(batch, norm)
+    if descent is None and pull is None and far is None:
         raise Missing("descent", "plain_logprobs_after")
     facts = []
     if descent is not None:
@@ -52,13 +60,56 @@ def check_batch(batch: Batch) -> Verdict:
     uphill = (descent is not None and descent < (0 if is_first else UPHILL)) or (
         pull is not None and pull > UPHILL_TOKENS
     )
+    if not uphill and (between := batch.numbers.get("moved_between")) is not None and between > MOVED_BETWEEN:
+        return finding(
+            f"something beside the optimizer moved the weights since the last update, by {between:.2g} times that "
+            "update",
+            Fact("move of the weights between two updates, as a share of the last", between, MOVED_BETWEEN, batch.step),
+            fix="Look for what writes to the weights between optimizer steps: a moving average that is copied back, a "
+            "checkpoint that is loaded, weights that are tied again.",
+            confidence=Confidence.PROVEN,
+        )
     if not uphill:
-        return healthy("the step goes downhill", *facts)
+        return far or healthy("the step goes downhill", *facts)
     where = "the weights" if descent is not None and descent < 0 else "the log-probs of the trained tokens"
     return finding(
         f"the step of {where} goes uphill: it makes the loss larger",
         *facts,
         confidence=Confidence.PROVEN if is_first else Confidence.LIKELY,
+    )
+
+
+def _of_weights_that_stay(batch: Batch, norm: float | None) -> Verdict | None:
+    """None where some weight moved, or where that is not known; float32 near 1 cannot move by 1e-8."""
+    rate = batch.settings.get("learning_rate")
+    pulled = batch.numbers.get("tensors", 0) - batch.numbers.get("tensors_without_gradient", 0)
+    stays = batch.numbers.get("tensors_changed") == 0 and pulled > 0 and not is_below_precision(batch)
+    if norm is None or not np.isfinite(norm) or not rate or not stays:
+        return None
+    is_tiny = rate < SMALLEST_RATE and "smallest_step" not in batch.numbers
+    return finding(
+        f"{pulled:.0f} tensors have a gradient, the rate is {rate:g}, and the step moved none of them",
+        Fact("gradient norm", float(norm), step=batch.step),
+        Fact("learning rate", float(rate)),
+        confidence=Confidence.LIKELY if is_tiny or batch.settings.get("dtype") != "float32" else Confidence.PROVEN,
+        fix="Make the optimizer from the parameters of the model that computes the loss, and step it.",
+    )
+
+
+def _of_weights_that_jump(batch: Batch, norm: float | None) -> Verdict | None:
+    rate, move = batch.settings.get("learning_rate"), batch.numbers.get("mean_move")
+    if norm is None or move is None or not rate or not np.isfinite(norm):
+        return None
+    limit = BEYOND * rate * max(1.0, norm)
+    if not move > limit:
+        return None
+    return finding(
+        f"the step moved a weight by {move:.2g} on average, {move / rate:.2g} times the rate",
+        Fact("mean size of a weight's move", float(move), limit, batch.step),
+        Fact("learning rate", float(rate)),
+        confidence=Confidence.POSSIBLE,  # parameters may have rates of their own
+        severity=Severity.HARMFUL,
+        fix="Look for what else moves the weights beside the optimizer, and for the rates of its groups.",
     )
 
 

@@ -282,6 +282,25 @@ def test_a_loss_that_nothing_can_learn_from():
     finds("OPT02", run, 6, words="backward() failed")
 
 
+@pytest.mark.parametrize(
+    ("rates", "is_dead"), [((0.0, 0.0, 0.0), True), ((0.0, 1e-6, 2e-6), False), ((0.0, 0.0), False)]
+)
+def test_a_rate_of_zero_in_every_step_that_was_seen(rates, is_dead):
+    made = MadeRun(TRAINED, {})
+    for rate in rates:
+        made.update(Grpo(made).backward()).learning_rate = rate
+    assert (said("OPT02", made.run)[0] is State.FINDING) == is_dead
+
+
+@pytest.mark.parametrize(("losses", "is_dead"), [((0.1, *[float("nan")] * 3), True), ((float("nan"), 0.1, 0.1), False)])
+def test_losses_that_are_nan_to_the_end(losses, is_dead):
+    made = MadeRun(TRAINED, {})
+    for loss in losses:
+        made.update(backward := Grpo(made).backward())
+        backward.number = loss
+    assert (said("NUM03", made.run)[0] is State.FINDING) == is_dead
+
+
 def test_numbers_kept_with_their_graphs():
     run = MadeRun().run
     run.gradients.kept += [KeptGraphs(2, place(5)), KeptGraphs(3, place(5)), KeptGraphs(4, place(5))]

@@ -22,7 +22,7 @@ def numbers_of_a_step(make_optimizer, **options):
 @pytest.mark.parametrize("make_optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 def test_the_first_step_of_an_optimizer_goes_downhill_or_is_found(make_optimizer):
     down, up = (numbers_of_a_step(make_optimizer, maximize=maximize) for maximize in (False, True))
-    first = edit_batch(healthy_batch(), step=1)
+    first = edit_batch(healthy_batch(), step=1, learning_rate=1e-3)
     assert check_batch(edit_batch(first, **down)).state is State.HEALTHY
     verdict = check_batch(edit_batch(first, **up))
     assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.PROVEN)
@@ -44,3 +44,28 @@ def test_log_probs_that_move_the_wrong_way_are_found_where_the_weights_look_righ
     turned = edit_batch(batch, plain_logprobs_after=plain_BT + gradients_BT)
     assert "log-probs of the trained tokens goes uphill" in check_batch(turned).message
     assert check_batch(edit_batch(batch, plain_logprobs_after=plain_BT - gradients_BT)).state is State.HEALTHY
+
+
+def test_weights_with_a_gradient_and_a_rate_that_stay_are_found():
+    stays = {"tensors_changed": 0, "numbers_changed_share": 0.0, "update_norm": 0.0, "descent": None}
+    verdict = check_batch(edit_batch(healthy_batch(), **stays))
+    assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.PROVEN)
+    tiny = check_batch(
+        edit_batch(
+            healthy_batch(),
+            **stays,
+            smallest_step=2.0**-24,
+            learning_rate=5e-8,
+            mean_move=0.0,
+            plain_logprobs_after=healthy_batch().arrays["plain_logprobs"] * 0.999,
+        )
+    )
+    assert tiny.state is not State.FINDING
+
+
+def test_weights_that_move_by_far_more_than_the_rate_are_a_possible_finding():
+    numbers = numbers_of_a_step(torch.optim.Adam)
+    batch = edit_batch(healthy_batch(), **numbers, step=1)
+    assert check_batch(edit_batch(batch, learning_rate=1e-3)).state is State.HEALTHY
+    verdict = check_batch(edit_batch(batch, learning_rate=1e-5))  # 1e-3 is 100 times as much
+    assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.POSSIBLE)

@@ -18,6 +18,7 @@ NAMED = 6  # columns that a note names; it counts the others
 NEGATIVE = -1e-5  # below, a KL is none of k2 and k3
 DIFFERENT = 1e-4  # relative: two columns of one metric contradict each other
 _COMPLEMENT = "1 - "
+_SMALL = ("learning_rate", "gradient_norm", "loss", "policy_loss", "ref_kl")  # often below 0.0005
 _TRAINERS_OWN = "overlong"  # a reward's part of this name is not held against the others
 
 Series = Mapping[float, float]
@@ -37,6 +38,7 @@ def curves_of(log: Log, source: str) -> tuple[Curves, list[str]]:
             taken[metric] = series
     taken |= _components(trainer, log, used)
     _leave_signed_kl(trainer, taken, notes)
+    _leave_rounded_zeros(taken, notes)
     if not taken:
         known = _join_names(sorted(log.series))
         raise LogError(f"{source}: none of its columns is a metric known here ({known}); docs/logs.md lists the names")
@@ -89,7 +91,7 @@ def _first(
 ) -> Series | None:
     """Of the first name that has data; a note where a later one says something else."""
     chosen: Series | None = None
-    chosen_name = ""
+    chosen_name, lost = "", None  # a column that is NaN from the first step on
     for name in names:
         column = columns.get(name.removeprefix(_COMPLEMENT))
         if column is None:
@@ -102,7 +104,8 @@ def _first(
             chosen, chosen_name = series, column
         elif chosen is not None and _contradicts(chosen, series):
             notes.append(f"{metric} is taken from {quote(chosen_name)}; {quote(column)} says something else")
-    return chosen
+        lost = lost or series
+    return chosen or lost
 
 
 def _contradicts(one: Series, other: Series) -> bool:
@@ -137,6 +140,19 @@ def _leave_signed_kl(trainer: Trainer, taken: dict[str, Series], notes: list[str
         notes.append("the KL to the reference is negative in places, so it is of the k1 estimator; it is not used")
 
 
+def _leave_rounded_zeros(taken: dict[str, Series], notes: list[str]) -> None:
+    """Some trainers print three decimals: a learning rate of 1e-6 is 0.000 there."""
+    values = [
+        value for name, series in taken.items() if name != "step" for value in series.values() if is_finite(value)
+    ]
+    if any(abs(value * 1e3 - round(value * 1e3)) > 1e-6 for value in values):
+        return
+    for metric in _SMALL:
+        if metric in taken and not any(taken[metric].values()):
+            del taken[metric]
+            notes.append(f"the numbers have three decimals or fewer, so that a {quote(metric)} of 0 says nothing")
+
+
 def _note_order(used: set[str], log: Log, notes: list[str]) -> None:
     doubled = max((log.series.doubled(name) for name in used), default=0)
     if doubled:
@@ -159,7 +175,7 @@ def _rows(taken: Mapping[str, Series], log: Log) -> list[dict[str, float | int |
         rows[step] = {"step": int(step) if log.steps_are_stated else None}
     for metric, series in taken.items():
         for step, value in series.items():
-            rows[step][metric] = value if is_finite(value) else None
+            rows[step][metric] = value
     return list(rows.values())
 
 

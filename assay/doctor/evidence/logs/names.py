@@ -1,7 +1,8 @@
 """What each trainer calls the metrics of assay/record/metrics.py: only names whose meaning, unit and sign are the same.
 
-A value is a tuple of names; the first that has data counts. "1 - name" is the complement of a share. What is left out
-on purpose, and why, stands in docs/logs.md: mostly KLs by the k1 estimator, sums over a sequence, and maxima of means.
+A value is a tuple of names; the first that has data counts. "1 - name" is the complement of a share. verl also logs
+the smallest and the largest advantage, for which metrics.py has no name. What is left out on purpose, and why, stands
+in docs/logs.md: mostly KLs by the k1 estimator, sums over a sequence, and maxima of means.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ VERL = Trainer(
         "gradient_norm": ("actor/grad_norm",),
         "learning_rate": ("actor/lr",),
         "correction_mean": ("rollout_corr/rollout_is_mean",),
+        "advantage_min": ("critic/advantages/min",),
+        "advantage_max": ("critic/advantages/max",),
     },
     evaluation=r"val-core/.+/acc/mean@\d+",
     kl_may_be_signed=True,
@@ -256,7 +259,9 @@ PLAIN = Trainer(  # a log of nobody known, with names that leave no doubt
         "reward_mean": ("reward_mean", "mean_reward", "avg_reward", "reward/mean", "reward"),
         "reward_std": ("reward_std", "std_reward", "reward/std"),
         "entropy": ("entropy", "mean_entropy"),
-        "clipped_share": ("clip_fraction", "clip_frac", "clipfrac"),
+        "clipped_share": ("clip_fraction", "clip_frac", "clipfrac", "clipped_share", "clip_share"),
+        "truncated_share": ("truncated_fraction", "truncation_rate"),
+        "mismatch_mean": ("mismatch_mean",),
         "gradient_norm": ("grad_norm", "gradient_norm"),
         "learning_rate": ("learning_rate", "lr"),
         "ratio_mean": ("ratio_mean", "mean_ratio"),

@@ -35,12 +35,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.evidence import Batch, Evidence, RewardTrial
+from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
 from assay.doctor.evidence.reward import Role
-from assay.doctor.examples import healthy_batch
+from assay.doctor.examples import healthy_batch, healthy_curves
 from assay.doctor.examples.reward import reward_evidence
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.rewards import EXAMPLES, TOLERANCE, by_problem, reward_groups
+from assay.doctor.facts.trend import reward_range
 from assay.doctor.recompute.advantages import (
     centring,
     groups_of,
@@ -68,6 +69,7 @@ from assay.verdict import (
     not_enough_data,
 )
 
+LARGEST = 50.0  # of an advantage in a log: those of a group of a thousand are at most 32
 EQUAL_REWARDS = 1e-6  # relative spread of rewards that are the same number except for float32 rounding
 VISIBLE = 0.1  # an advantage of this size moves the policy; equal rewards leave at most a rounding error of 0
 BLOWN_UP = 10.0  # times the bound: where groups are not centred, a wrong baseline alone may exceed it a little
@@ -283,13 +285,27 @@ def _edit(scaling: Scaling) -> Edit | None:
     return None if place is None or scaling.value.op != "div" else Edit(place, f"({place.text} + 1e-4)")
 
 
+def check_curves(curves: Curves) -> Verdict:
+    """Of a log that holds the smallest and the largest advantage of a step."""
+    lowest_N, highest_N = curves.need("advantage_min", "advantage_max")
+    size_N = np.maximum(np.abs(lowest_N), np.abs(highest_N))
+    worst, best = reward_range(curves)
+    limit = max(LARGEST, 10 * (best - worst)) if np.isfinite(best - worst) else LARGEST
+    far_N, at = size_N > limit, int(np.nanargmax(size_N))
+    fact = Fact("largest advantage", float(size_N[at]), limit, curves.step_at(at))
+    if far_N.sum() < 2:
+        return healthy("no advantage is larger than a std of sound size makes it", fact)
+    return finding(f"advantages are larger than {limit:g} in {far_N.sum()} of {len(curves)} steps", fact)
+
+
 def _example(*, residue: float, difference: float) -> Evidence:
     """Advantages of +-`residue` for four equal rewards, and a reward whose answers differ by `difference`."""
     batch = healthy_batch()
     advantages_B = batch.arrays["advantages"].copy()
     advantages_B[4:8] = (residue, -residue, residue, -residue)
     trial = reward_evidence(groups=((0.0, difference),) * 4).reward
-    return Evidence((consistent(batch, advantages=advantages_B),), reward=trial)
+    curves = healthy_curves(advantage_min=-2.0, advantage_max=200 * residue)
+    return Evidence((consistent(batch, advantages=advantages_B),), curves, reward=trial)
 
 
 ILLNESS = illness(

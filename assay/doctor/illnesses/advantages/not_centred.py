@@ -31,8 +31,8 @@ from dataclasses import replace
 import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import healthy_batch, of_batch
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import healthy_batch, healthy_curves
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.advantages import (
     GroupMeans,
@@ -48,8 +48,20 @@ from assay.programs.facts.advantages.baselines import has_baseline, raw_rewards
 from assay.programs.facts.advantages.groups import expansions
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy, likely, not_applicable
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    likely,
+    not_applicable,
+    not_enough_data,
+    seen_directly,
+)
 
+STEPS = 10  # of a curve: fewer may have had one group alone with a signal
 PROPORTIONAL = 1e-3  # relative: advantages that are a multiple of the rewards except for rounding
 
 
@@ -140,11 +152,28 @@ def _raw(program: Program) -> Iterator[Verdict]:
             )
 
 
+def check_curves(curves: Curves) -> Verdict:
+    """Of a log that holds the smallest and the largest advantage of a step."""
+    lowest_N, highest_N = curves.need("advantage_min", "advantage_max")
+    differs_N = highest_N > lowest_N
+    one_sided_N = differs_N & ((lowest_N >= 0) | (highest_N <= 0))
+    fact = Fact("steps whose advantages are all of one sign", int(one_sided_N.sum()), step=curves.step_at(0))
+    if differs_N.sum() < STEPS:
+        return not_enough_data(f"advantage_min and advantage_max of {STEPS} steps that differ")
+    if one_sided_N.sum() < differs_N.sum():
+        return healthy("advantages are of both signs", fact)
+    return seen_directly(
+        f"in all {differs_N.sum()} steps with different advantages they are of one sign: no baseline is subtracted",
+        fact,
+    )
+
+
 def sick() -> Evidence:
     batch = healthy_batch()
     rewards_PG = batch.arrays["rewards"].reshape(4, 4)
     std_P1 = rewards_PG.std(axis=1, ddof=1)[:, None]
-    return of_batch(consistent(batch, advantages=(rewards_PG / (std_P1 + 1e-4)).ravel()))
+    raw = consistent(batch, advantages=(rewards_PG / (std_P1 + 1e-4)).ravel())
+    return Evidence((raw,), healthy_curves(advantage_min=0.0, advantage_max=1.7))
 
 
 ILLNESS = illness(
@@ -159,7 +188,7 @@ ILLNESS = illness(
         "rewards used without subtracting the mean",
     ),
     sick=sick,
-    well=lambda: of_batch(healthy_batch()),
+    well=lambda: Evidence((healthy_batch(),), healthy_curves(advantage_min=-1.7, advantage_max=1.7)),
     scripts=Scripts(with_change("(rewards - rewards.mean(dim=1, keepdim=True)) /", "rewards /"), GRPO),
     explains=frozenset({"ADV05", "MET01", "MET05"}),
 )

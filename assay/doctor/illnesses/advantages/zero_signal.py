@@ -39,7 +39,7 @@ from assay.doctor.examples.reward import reward_evidence
 from assay.doctor.facts.repeats import values_by_key
 from assay.doctor.facts.rewards import TOLERANCE, reward_groups
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 LIMIT = 0.75  # of the groups without signal: fewer than one in four then carries the gradient
 GROUPS = 4  # fewer have no share to speak of
@@ -102,7 +102,13 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_curves(curves: Curves) -> Verdict:
-    share_N, mean_N = curves.need("zero_variance_share", "reward_mean")
+    (mean_N,) = curves.need("reward_mean")
+    share_N = curves.column("zero_variance_share")
+    if np.isnan(share_N).all():  # verl logs the smallest and the largest advantage: with both 0, no group has a signal
+        lowest_N, highest_N = curves.column("advantage_min"), curves.column("advantage_max")
+        share_N = np.where(np.isnan(lowest_N), np.nan, (lowest_N == 0) & (highest_N == 0))
+    if np.isnan(share_N).all():
+        raise Missing("zero_variance_share")
     known_N = np.isfinite(share_N) & np.isfinite(mean_N)
     if known_N.sum() < STEPS:
         return not_enough_data(f"zero_variance_share and reward_mean of {STEPS} steps")

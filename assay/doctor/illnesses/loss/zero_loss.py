@@ -89,7 +89,7 @@ def check_curves(curves: Curves) -> Verdict:
     flat, reward = float(np.nanmedian(flat_N)), float(np.nanmedian(reward_N))
     facts += [Fact("groups whose rewards are all equal", flat), Fact("median reward", reward)]
     if flat >= ALL and reward <= reward_range(curves)[0]:
-        return not_applicable(f"every reward is {reward:g}, the worst: nothing to compare, too hard so far")
+        return not_applicable(f"every reward is {reward:g}, the worst; reward_constant (REW01) speaks of that")
     cause = "the rewards of every group are all equal" if flat >= ALL else "although rewards differ within groups"
     return finding(
         f"loss and gradient are 0 in most steps, with a reward of {reward:.2g}: {cause}",
@@ -143,11 +143,9 @@ def _no_advantage(batch: Batch, loss: Fact) -> Verdict | None:
     facts = (loss, Fact("smallest reward", low), Fact("largest reward", high))
     if low == high:
         if low >= float(batch.settings.get("max_reward", 1.0)):
-            return healthy(f"the loss is 0 because every reward is {low:g}, the best: the batch is solved", *facts)
+            return not_applicable(f"every reward is {low:g}, the best: solved, or a reward that every answer gets")
         if low <= float(batch.settings.get("min_reward", 0.0)):
-            return healthy(
-                f"the loss is 0 because every reward is {low:g}: nothing to compare, too hard so far", *facts
-            )
+            return not_applicable(f"every reward is {low:g}, the worst: too hard so far, or never recognised as right")
         is_stated = {"min_reward", "max_reward"} <= batch.settings.keys()
         return finding(
             f"the loss is 0 because every reward is {low:g}: the reward is constant",

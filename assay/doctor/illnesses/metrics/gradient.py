@@ -1,7 +1,8 @@
 """
 ## What it checks
 The gradient norm over the run: updates refused because something was not finite; norms of 0 in steps that were
-applied; norms more than 50 times the usual; norms always far above the clipping limit.
+applied, and in every step although rewards differ; norms that are NaN or infinite; norms more than 50 times the usual;
+norms always far above the clipping limit.
 
 ## Why it hurts
 A refused update is a step not taken, and a trainer that does not refuse it has lost its weights. A norm of 0 trains
@@ -30,13 +31,15 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
+from assay.doctor.evidence.curves import Flags
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.facts.trend import is_solved, known_steps
-from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, seen_directly
 
 REFUSED = 2  # updates: one may be an accident
 REFUSED_SHARE = 0.05  # of all updates
 ZERO = 1e-12  # a norm below counts as 0
+FEWEST = 3  # steps without any gradient: one or two may have nothing to learn from
 MOST_STEPS = 0.5  # of the applied steps
 SPIKE = 50.0  # times the median of the norms that are not 0
 SPIKES = 2  # one may be an accident
@@ -59,11 +62,50 @@ def check_curves(curves: Curves) -> Verdict:
                 Fact("updates refused", int(skipped), REFUSED, first),
                 Fact("share of the updates", share, REFUSED_SHARE),
             )
+    if (verdict := _never_a_gradient(curves)) is not None:
+        return verdict
     fact = Fact("median gradient norm", float(np.median(known_steps(curves, "gradient_norm"))))
+    verdict = _not_finite(curves, fact)
     if is_solved(curves):
-        return healthy("the task is solved: a gradient that is small or rare is as it should be", fact)
-    verdict = next(_complaints(curves), None)
+        return verdict or healthy("the task is solved: a gradient that is small or rare is as it should be", fact)
+    verdict = next(_complaints(curves), verdict)
     return healthy("the gradient norm is steady and finite", fact) if verdict is None else verdict
+
+
+def _never_a_gradient(curves: Curves) -> Verdict | None:
+    """In no step so far, although the rewards of some groups differ: nothing of the loss reaches the weights."""
+    norm_N = curves.column("gradient_norm")
+    known_N = np.isfinite(norm_N)
+    signal_N = known_N & _has_signal(curves)
+    if signal_N.sum() < FEWEST or (norm_N[known_N] >= ZERO).any():
+        return None
+    return seen_directly(
+        f"the gradient is 0 in all {known_N.sum()} steps, although rewards differ within groups in {signal_N.sum()} of "
+        "them: the loss does not reach the weights",
+        Fact("steps with a gradient norm of 0", int(known_N.sum()), FEWEST),
+        severity=Severity.FATAL,
+        fix="Look for detach, no_grad or .item() between the log-probs and the loss, for parameters that do not "
+        "require a gradient, and for a zero_grad() between backward() and step().",
+    )
+
+
+def _has_signal(curves: Curves) -> Flags:
+    """Steps in which some advantage is known to be other than 0."""
+    flat_N, std_N = curves.column("zero_variance_share"), curves.column("reward_std")
+    differ_N = np.where(np.isnan(flat_N), std_N > 0, (flat_N < 1) & ~(std_N == 0))
+    return np.asarray(differ_N & ~(curves.column("updates_applied") == 0))
+
+
+def _not_finite(curves: Curves, fact: Fact) -> Verdict | None:
+    """Some steps; not_finite (NUM03) speaks of a run that does not come back from it."""
+    bad_N = curves.not_finite("gradient_norm")
+    if not bad_N.any():
+        return None
+    count, first = int(bad_N.sum()), curves.step_at(int(np.argmax(bad_N)))
+    bad = Fact("steps in which the gradient norm is not finite", count, REFUSED, first)
+    if count < REFUSED or (count <= REFUSED_SHARE * len(curves) and curves.settings.get("dtype") == "float16"):
+        return healthy(f"the gradient norm is finite in all but {count} of {len(curves)} steps", fact, bad)
+    return finding(f"the gradient norm is NaN or infinite in {count} of {len(curves)} steps", bad, fact)
 
 
 def _complaints(curves: Curves) -> Iterator[Verdict]:

@@ -1,7 +1,8 @@
 """
 ## What it checks
-Two distances over the run. From the reference (`ref_kl`): above 1 nat a token in the last quarter, and not on the
-way back. From the policy that sampled (`old_kl`): single steps of more than half a nat, far above the usual.
+Distances over the run. From the reference (`ref_kl`): above 1 nat a token in the last quarter, and not on the
+way back. From the policy that sampled (`old_kl`): single steps of more than half a nat, far above the usual; and a
+share of clipped tokens (`clipped_share`) that grows beyond 30 %.
 
 ## Why it hurts
 A policy 1 nat a token away from its reference writes texts that the reference would hardly ever write: what it knew is
@@ -30,18 +31,21 @@ from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.facts.trend import STEPS, is_solved, quarter_medians
-from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, seen_directly
 
 LARGE_KL = 1.0  # nats per token from the reference; trained models of the field stay below 0.3
 RETURNING = 0.8  # last quarter / second quarter: less is a policy that comes back
 JUMP = 0.5  # nats per token within one step; a sound step makes 0.001
 JUMP_RATIO = 20.0  # and this many times the usual
+MANY_CLIPPED = 0.3  # of the tokens; sound runs clip a few in a hundred
+MOST_CLIPPED = 0.5
+GROWN = 5.0  # times the first quarter
 JUMPS = 2  # one such step may be an accident
 
 
 def check_curves(curves: Curves) -> Verdict:
-    if not curves.has("ref_kl") and not curves.has("old_kl"):
-        raise Missing("ref_kl or old_kl")
+    if not any(map(curves.has, ("ref_kl", "old_kl", "clipped_share"))):
+        raise Missing("ref_kl, old_kl or clipped_share")
     facts: list[Fact] = []
     if curves.has("ref_kl"):
         (ref_N,) = curves.need("ref_kl")
@@ -64,6 +68,23 @@ def check_curves(curves: Curves) -> Verdict:
                 f"policy that sampled; the usual is {usual:.2g}",
                 *facts,
             )
+    if np.isfinite(curves.column("clipped_share")).sum() >= STEPS:
+        (clipped_N,) = curves.need("clipped_share")
+        first, *_, last = quarter_medians(clipped_N, "clipped_share")
+        facts.append(Fact("clipped tokens, last quarter", last, MANY_CLIPPED))
+        grown = last > GROWN * first
+        # a clip of whole sequences is narrow on purpose, and holds many of them from the start
+        if 1 >= last > MANY_CLIPPED and (grown or last > MOST_CLIPPED) and not is_solved(curves):
+            return seen_directly(
+                f"{last:.0%} of the tokens are clipped in the last quarter, {first:.0%} in the first: the updates of a "
+                "rollout batch leave the clip range",
+                *facts,
+                confidence=Confidence.LIKELY if grown else Confidence.POSSIBLE,
+                fix="Lower the learning rate or the updates per rollout; see whether old log-probs are of the weights "
+                "that sampled.",
+            )
+    if not facts:
+        raise Missing(f"clipped_share of {STEPS} steps")
     return healthy("the policy stays near its reference and moves in small steps", *facts)
 
 

@@ -1,7 +1,7 @@
 """
 ## What it checks
 The share of answers that the token limit cuts off, first quarter against last: it fires when more than half of them are
-cut off and the share has grown by more than 15 points.
+cut off and the share has grown by more than 15 points, or when every answer is cut off from the first step on.
 
 ## Why it hurts
 An answer that is cut off has no end: its reward is that of an unfinished text, usually the worst, or it is masked out
@@ -28,16 +28,24 @@ import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Curves
+from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
-from assay.doctor.facts.trend import is_solved, quarter_medians
-from assay.verdict import Fact, Severity, Verdict, finding, healthy
+from assay.doctor.facts.trend import has_varied, is_solved, quarter_medians, reward_range
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, seen_directly
 
 MANY_CUT_OFF = 0.5  # of the answers cut off
-GROWN = 0.15  # by this much since the first quarter; a limit too low from the start is hyperparameter (HYP01)
+GROWN = 0.15  # by this much since the first quarter
+ALL_CUT_OFF = 0.98  # of the answers, in each step
+FEWEST = 3  # steps
+STANDING = 8  # steps: from here on a reward that does not rise shows that the limit is not meant
+RISING = 0.05  # of the range of rewards, from the first third to the last
+SHORT = 4  # tokens: an answer of so few may be meant to fill the limit
 
 
 def check_curves(curves: Curves) -> Verdict:
     (truncated_N,) = curves.need("truncated_share")
+    if (verdict := _from_the_start(curves, truncated_N[np.isfinite(truncated_N)])) is not None:
+        return verdict
     first, *_, last = quarter_medians(truncated_N, "truncated_share")
     facts = [Fact("answers cut off, first quarter", first), Fact("answers cut off, last quarter", last, MANY_CUT_OFF)]
     limit = curves.settings.get("max_tokens")
@@ -54,6 +62,44 @@ def check_curves(curves: Curves) -> Verdict:
     )
 
 
+def _from_the_start(curves: Curves, truncated_N: Numbers) -> Verdict | None:
+    """Every answer so far. A task may fill its limit on purpose: then its rewards differ, and rise."""
+    steps = len(truncated_N)
+    if steps < FEWEST or truncated_N.min() < ALL_CUT_OFF or is_solved(curves):
+        return None
+    limit = curves.settings.get("max_tokens")
+    if limit is not None and limit <= SHORT:
+        return None
+    facts = (
+        Fact("smallest share of the answers cut off in a step", float(truncated_N.min()), ALL_CUT_OFF),
+        Fact("steps", steps, FEWEST),
+    )
+    is_masked = bool(curves.settings.get("mask_truncated"))
+    is_dead = is_masked or not has_varied(curves) or (steps >= STANDING and not _is_learning(curves))
+    why = ", and answers cut off are masked: nothing is trained" if is_masked else ": no answer ever ends"
+    return seen_directly(
+        f"{truncated_N.mean():.0%} of the answers are cut off by the token limit{f' of {limit}' if limit else ''} in "
+        f"all {steps} steps, from the first one on{why}",
+        *facts,
+        confidence=Confidence.LIKELY if is_dead else Confidence.POSSIBLE,
+        severity=Severity.FATAL if is_masked or not has_varied(curves) else None,
+        fix="Raise max_tokens (max_completion_length) until most answers end; if they never end, see whether EOS is "
+        "known to the sampler, and whether the prompt asks for an answer that ends.",
+    )
+
+
+def _is_learning(curves: Curves) -> bool:
+    """Whether the reward rises, or is high."""
+    reward_N = curves.column("reward_mean")
+    reward_N = reward_N[np.isfinite(reward_N)]
+    worst, best = reward_range(curves)
+    if not len(reward_N) or not np.isfinite(best - worst):
+        return False
+    third = max(len(reward_N) // 3, 1)
+    first, last = float(reward_N[:third].mean()), float(reward_N[-third:].mean())
+    return last - first > RISING * (best - worst) or last > worst + 0.5 * (best - worst)
+
+
 def _growing_lengths(last: float) -> Curves:
     share_N = np.interp(np.arange(60), [0, 50], [0.05, last])
     return healthy_curves(truncated_share=share_N, length_mean=30 + 30 * share_N, reward_mean=0.4)
@@ -63,7 +109,7 @@ ILLNESS = illness(
     __name__,
     code="MET03",
     severity=Severity.HARMFUL,
-    summary="answers grow until the token limit cuts them off",
+    summary="answers grow until the token limit cuts them off, or never end",
     fix="Check that EOS is trained and that neither loss nor reward favours length; raise max_tokens if the task needs "
     "it.",
     symptoms=(
@@ -78,5 +124,5 @@ ILLNESS = illness(
     ),
     sick=lambda: of_curves(_growing_lengths(0.7)),
     well=lambda: of_curves(_growing_lengths(0.3)),
-    explains=frozenset({"MET07", "HYP01"}),
+    explains=frozenset({"MET07", "HYP01", "REW01", "ADV09", "LOSS05", "MET05", "MASK06"}),
 )

@@ -123,6 +123,7 @@ ILLNESS = illness(
         "reward hacking",
         "reward rises but accuracy does not",
         "reward goes up and evaluation goes down",
+        "accuracy on the test set falls",
         "model cheats",
         "model exploits the reward",
         "overfits the reward function",

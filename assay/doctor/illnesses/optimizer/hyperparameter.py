@@ -47,7 +47,7 @@ from assay.doctor.facts.trend import is_solved, quarter_medians
 from assay.doctor.recompute.terms import stated_objective
 from assay.programs.facts.optimizer.hyperparameters import RATES, settings
 from assay.programs.program import Program
-from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data, seen_directly
 
 CUT_OFF = 0.9  # of the answers, from the first quarter to the last
 
@@ -134,7 +134,10 @@ def check_curves(curves: Curves) -> Verdict:
         severities.append(Severity.FATAL if rate > fatal else Severity.HARMFUL)
     if complaints:
         gravest = max(severities, key=lambda severity: severity.rank)
-        return finding("; ".join(complaints), *facts, severity=gravest)
+        # no run learns with a rate of 0, and none is known that survives one far above every limit
+        is_deadly = "learning_rate" in known and (rate <= 0 or rate > fatal)
+        sure = Confidence.LIKELY if is_deadly else Confidence.POSSIBLE
+        return seen_directly("; ".join(complaints), *facts, confidence=sure, severity=gravest)
     if rate and len(ranges) > 1:
         raise Missing(f"the number of parameters of the model, by which its learning rate {rate:g} is judged")
     if rate > ranges[0].usual[1]:
@@ -225,5 +228,5 @@ ILLNESS = illness(
     sick=lambda: of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 135_000_000})),
     well=lambda: of_curves(healthy_curves(settings={"learning_rate": 7e-4, "lora_rank": 0, "parameters": 84_000})),
     scripts=Scripts(sick=with_change("lr=1e-6", "lr=0.5"), well=GRPO),
-    explains=frozenset({"MET01", "MET02", "MET05", "MET07", "ADV09", "RAT07", "LOSS05"}),
+    explains=frozenset({"MET01", "MET02", "MET05", "MET07", "MET08", "ADV09", "RAT07", "LOSS05", "OPT02", "NUM03"}),
 )

@@ -34,26 +34,47 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.examples.scripts import GRPO, with_change
-from assay.doctor.facts.trend import known_steps
+from assay.doctor.facts.trend import known_steps, trailing
 from assay.doctor.recompute.terms import stated_objective
 from assay.programs.facts.optimizer.changed_weights import unchanged_weights
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+    seen_directly,
+)
 
 SMALLEST_RATE = 1e-6  # below, a change of a weight near 1 may be rounded away in float32 too
+FEWEST = 3  # steps: a warm-up has one update with a rate of 0
+SCHEDULE = (
+    "Look at the learning rate and its schedule: what does it return for the first steps, is its total the number of "
+    "optimizer updates, and is it stepped once an update?"
+)
+MARGIN = 10.0  # times the smallest change that a number can show: a small gradient moves it by less than the rate
 ALL = 0.999  # of the tensors, as the median of a run's second half
 
 
 def check_batch(batch: Batch) -> Verdict:
+    norm = float(batch.numbers.get("gradient_norm", 1.0))
+    if norm == 0 and "tensors" not in batch.numbers:
+        return _without_any_gradient(batch, (Fact("gradient norm", norm, step=batch.step),))
+    if batch.settings.get("learning_rate", 1.0) == 0 and not batch.numbers.get("tensors_changed"):
+        return _without_rate(batch)
     tensors, changed = int(batch.number("tensors")), int(batch.number("tensors_changed"))
     if batch.settings.get("learning_rate", 1.0) == 0:
-        return _without_rate(batch)
+        return not_applicable("the learning rate is 0, and tensors changed all the same: others have their own rate")
     without = int(batch.numbers.get("tensors_without_gradient", 0))
-    norm = float(batch.numbers.get("gradient_norm", 1.0))
     facts = (
         Fact("trainable tensors", tensors, step=batch.step),
         Fact("tensors changed", changed, tensors),
@@ -67,15 +88,17 @@ def check_batch(batch: Batch) -> Verdict:
             return not_applicable("no gradient was seen, but every tensor changed: it was looked at too late")
         return _without_any_gradient(batch, facts)
     stuck = tensors - changed - without
-    rounded = batch.settings.get("dtype", "float32") != "float32"
-    tiny = batch.settings.get("learning_rate", 1.0) < SMALLEST_RATE
+    if stuck > 0 and is_below_precision(batch):
+        return not_applicable(
+            f"{stuck} of {tensors} tensors did not change: the learning rate is below the precision of their numbers"
+        )
     if stuck > 0:
         whole = changed == 0
         return finding(
             f"the update changed {'none' if whole else f'only {changed}'} of {tensors} trainable tensors, although "
             f"{tensors - without} of them have a gradient",
             *facts,
-            confidence=Confidence.LIKELY if rounded or tiny else Confidence.PROVEN,
+            confidence=_confidence(batch, whole=whole),
             severity=Severity.FATAL if whole else None,
         )
     fresh_adapters = bool(batch.settings.get("lora_rank")) and 2 * without <= tensors
@@ -91,12 +114,45 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_curves(curves: Curves) -> Verdict:
+    rate_N, changed_N = curves.column("learning_rate"), curves.column("tensors_changed_share")
+    if (verdict := _of_rates(curves, rate_N)) is not None:
+        return verdict
+    judged_N = changed_N[np.isfinite(changed_N) & ~(rate_N < SMALLEST_RATE)]
+    if len(judged_N) >= FEWEST and not judged_N.any():
+        return seen_directly(
+            f"no update of {len(judged_N)} steps changed any trainable tensor",
+            Fact("share of the trainable tensors that an update changes", 0.0, ALL),
+            severity=Severity.FATAL,
+        )
     known_N = known_steps(curves, "tensors_changed_share")
-    share = float(np.median(known_N[len(known_N) // 2 :]))
+    if len(judged_N) < len(known_N) / 2:
+        return not_applicable(
+            f"the learning rate is below {SMALLEST_RATE:g}: rounding keeps some tensors where they are"
+        )
+    share = float(np.median(judged_N[len(judged_N) // 2 :]))
     fact = Fact("share of the trainable tensors that an update changes", share, ALL)
     if share >= ALL:
         return healthy("every update changes all trainable tensors", fact)
     return finding(f"an update changes {share:.0%} of the trainable tensors, in the second half of the run too", fact)
+
+
+def _of_rates(curves: Curves, rate_N: Numbers) -> Verdict | None:
+    """A rate that is 0 throughout, or from some step on. Many schedules begin at 0, and many end there."""
+    known = np.flatnonzero(np.isfinite(rate_N))
+    zeros = trailing(rate_N[known] == 0) if len(known) else 0
+    if zeros < FEWEST:
+        return None
+    since = int(known[len(known) - zeros])
+    is_whole = zeros == len(known)
+    step = curves.step_at(since)
+    return seen_directly(
+        f"the learning rate is 0 in all {zeros} steps: nothing is learned"
+        if is_whole
+        else f"the learning rate is 0 in the last {zeros} of {len(known)} steps: nothing is learned any more",
+        Fact("steps with a learning rate of 0", zeros, FEWEST, step),
+        severity=Severity.FATAL,
+        fix=SCHEDULE,
+    )
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -117,6 +173,8 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
             f"optimizer: {missing} get a gradient in each update and are never changed",
             places=(left_out.place,),
         )
+    yield from _without_rate_in_run(run)
+    yield from _without_step(run)
     failure = run.failure
     if failure is not None and failure.place is not None and "does not require grad" in failure.message:
         yield finding(
@@ -126,17 +184,65 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
         )
 
 
+def _without_rate_in_run(run: WatchedRun) -> Iterator[Verdict]:
+    for number in {update.optimizer for update in run.updates}:
+        updates = [update for update in run.updates if update.optimizer == number]
+        if len(updates) < FEWEST or any(update.learning_rate for update in updates[1:]):
+            continue
+        if not any(update.numbers.get("update_norm") for update in updates):
+            yield finding(
+                f"the learning rate is 0 in all {len(updates)} optimizer steps that were seen, and no weight moved",
+                Fact("learning rate", 0.0),
+                places=(updates[-1].place,),
+                severity=Severity.FATAL,
+                fix=SCHEDULE,
+            )
+
+
+def _without_step(run: WatchedRun) -> Iterator[Verdict]:
+    """Many backward passes, no step of an optimizer, and the same weights in every pass of the trained models."""
+    if run.updates or len(run.backwards) < FEWEST:
+        return
+    weights: dict[int, set[tuple[float, ...]]] = {}
+    for forward in run.forwards:
+        weights.setdefault(forward.model, set()).add(forward.weights)
+    trained = {piece.forward.model for backward in run.backwards for piece in backward.pieces}
+    if trained and all(len(weights.get(model, ())) == 1 and () not in weights[model] for model in trained):
+        yield finding(
+            f"backward() was called {len(run.backwards)} times, no optimizer stepped, and the policy's weights are the "
+            "same in every pass",
+            places=(run.backwards[-1].loss.place,),
+            confidence=Confidence.LIKELY,
+            severity=Severity.FATAL,
+            fix="Call optimizer.step() after backward(), on an optimizer of the policy's parameters.",
+        )
+
+
+def is_below_precision(batch: Batch) -> bool:
+    """Whether rounding alone may keep the tensors where they are: Adam moves a number by about the rate, or less."""
+    smallest, rate = batch.numbers.get("smallest_step"), batch.settings.get("learning_rate")
+    return smallest is not None and rate is not None and rate < MARGIN * smallest
+
+
+def _confidence(batch: Batch, *, whole: bool) -> Confidence:
+    is_rounded = batch.settings.get("dtype", "float32") != "float32"
+    is_tiny = batch.settings.get("learning_rate", 1.0) < SMALLEST_RATE
+    if is_tiny and not whole and "smallest_step" not in batch.numbers:
+        return Confidence.POSSIBLE  # a norm's weights near 1 do not move by 1e-8
+    return Confidence.LIKELY if is_rounded or is_tiny else Confidence.PROVEN
+
+
 def _without_rate(batch: Batch) -> Verdict:
     """Many schedules begin at 0, and many end there."""
-    step, steps = batch.step or 0, batch.settings.get("steps", 0)
+    step, steps = batch.step or 0, batch.settings.get("steps") or np.inf
     if not 1 < step < steps:
         return not_applicable("the learning rate of this update is 0")
     return finding(
-        f"the learning rate is 0 in step {step} of {steps}: nothing is learned",
+        f"the learning rate is 0 in step {step}{f' of {steps}' if np.isfinite(steps) else ''}: nothing is learned",
         Fact("learning rate", 0.0, None, step),
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.LIKELY if step >= FEWEST else Confidence.POSSIBLE,
         severity=Severity.FATAL,
-        fix="Look at the schedule: is its total the number of optimizer updates, and is it stepped once an update?",
+        fix=SCHEDULE,
     )
 
 
@@ -154,6 +260,7 @@ def _without_any_gradient(batch: Batch, facts: tuple[Fact, ...]) -> Verdict:
         "no trainable tensor got a gradient, although advantages are not 0: the loss is not connected to the weights",
         *facts,
         severity=Severity.FATAL,
+        confidence=Confidence.PROVEN if "tensors" in batch.numbers else Confidence.LIKELY,
         fix="See whether log-probs are detached or computed under no_grad, and whether the parameters require grad.",
     )
 
@@ -203,5 +310,5 @@ ILLNESS = illness(
     scripts=Scripts(
         sick=with_change("AdamW(policy.parameters()", "AdamW(copy.deepcopy(policy).parameters()"), well=GRPO
     ),
-    explains=frozenset({"LOSS05", "RAT02", "MET05", "SYNC01", "PERF02"}),
+    explains=frozenset({"LOSS05", "RAT02", "RAT05", "MET05", "SYNC01", "PERF02"}),
 )

@@ -2,7 +2,8 @@
 ## What it checks
 Different answers must be able to earn different rewards. The check looks for a batch in which every scored row has the
 same reward although the completions differ, and the reward is neither the best nor the worst one. In the curves it
-looks for rewards that never vary, within a step or between steps, and for rewards that fail for most rollouts. A reward
+looks for rewards that never vary, within a step or between steps, at an end of the scale too, and for rewards that fail
+for most rollouts. A reward
 that is called by reward-check must give different texts different rewards.
 
 ## Why it hurts
@@ -22,8 +23,9 @@ Let a failing reward fail, and try it on a right and on a wrong answer before tr
     return grade(parse(completion), answer)
 
 ## When it is wrong
-A batch whose rewards are all the best is solved. One whose rewards are all the worst may be too hard for the policy, or
-scored by a broken reward: zero_signal says both. A reward of few levels can give a small batch the same one by chance.
+A batch whose rewards are all the best may be solved, one whose rewards are all the worst may be too hard: only many
+steps of it are likely to be a fault, and then the run learns nothing either way. A run whose rewards varied before, or
+whose evaluation is near 1, is solved. A reward of few levels can give a small batch the same one by chance.
 """
 
 from __future__ import annotations
@@ -40,15 +42,40 @@ from assay.doctor.examples import B, edit_batch, healthy_batch, healthy_curves, 
 from assay.doctor.examples.reward import reward_evidence
 from assay.doctor.examples.scripts import GRPO
 from assay.doctor.facts.rewards import TOLERANCE, completion_rewards, reads_no_answer
+from assay.doctor.facts.trend import has_varied, is_solved_by_evaluation
 from assay.programs.facts.advantages.advantages import policy_weights
 from assay.programs.facts.rewards.flaws import constant_rewards, random_rewards, swallowed_errors, unequal_comparisons
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+    seen_directly,
+)
 
 FEWEST_ROWS = 8  # different completions: fewer may well be worth the same
 STEPS = 3  # a constant over fewer is one batch seen twice
 FAILED = 0.5  # of the rollouts without a reward: more than half is a broken reward, not a hard case
+OF_MEANS_ALONE = 10  # steps, where only the mean of a step is known
+# steps and rows with one and the same reward, from which on it is not chance; where rows are not known, twice the steps
+MANY = {"": (3, 24), "best": (5, 40), "worst": (5, 64)}  # a hard task has no right answer for a while
+_WORDS = {
+    "": ", neither the best nor the worst one",
+    "best": ", the best one, and it never varied: nothing is learned, and the reward may give it to every answer",
+    "worst": ", the worst one, and it never varied: nothing is learned; no answer was right, or none is recognised",
+}
+_FIXES = {
+    "": "Do not turn exceptions into rewards; try the reward on right and wrong answers (assay reward-check).",
+    "best": "Try the reward on a wrong answer (assay reward-check): if that is worth less, take harder prompts.",
+    "worst": "Try the reward on a right answer in the form that the policy writes (assay reward-check): a parser that "
+    "never matches is usual. If it is recognised, take easier prompts, partial credit or more rollouts per prompt.",
+}
 CONVENTIONAL = (-1.0, 0.0, 1.0)  # the ends of a scale that is not stated
 RUN_ROLLOUTS, RUN_ROWS = 3, 12  # of a run with one and the same reward: fewer may well be
 
@@ -63,7 +90,7 @@ def check_batch(batch: Batch) -> Verdict:
     if highest > lowest:
         return healthy("rewards vary", *facts)
     if highest >= batch.settings.get("max_reward", np.inf):
-        return healthy("every row has the best reward: solved", *facts)
+        return not_applicable(f"every reward is {highest:g}, the best one: solved, or a reward that every answer gets")
     if _is_an_end(lowest, batch.settings):
         return not_applicable(f"every reward is {lowest:g}, an end of the scale: zero_signal says what that can mean")
     different = _different(batch, scored_B)
@@ -92,21 +119,46 @@ def check_curves(curves: Curves) -> Verdict:
                 f"{failed:.0%} of the rollouts got no reward because scoring failed",
                 Fact("share of unscored rollouts", failed, FAILED),
             )
-    mean_N, std_N = curves.need("reward_mean", "reward_std")
-    known_N = np.isfinite(mean_N) & np.isfinite(std_N)
-    if known_N.sum() < STEPS:
-        return not_enough_data(f"reward_mean and reward_std of {STEPS} steps")
-    mean_N, std_N = mean_N[known_N], std_N[known_N]
-    spread = float(mean_N.max() - mean_N.min())
-    facts = (Fact("largest reward_std", float(std_N.max())), Fact("range of reward_mean over the steps", spread))
-    if std_N.max() > 0 or spread > 0:
-        return healthy("rewards vary", *facts)
-    value = float(mean_N[0])
-    if value >= curves.settings.get("max_reward", np.inf):
-        return healthy("every reward is the best one: solved", *facts)
-    if _is_an_end(value, curves.settings):
-        return not_applicable(f"every reward is {value:g}, an end of the scale: zero_signal says what that can mean")
-    return finding(f"every reward of all {len(mean_N)} steps is {value:g}, neither the best nor the worst", *facts)
+    (mean_N,) = curves.need("reward_mean")
+    mean_N = mean_N[np.isfinite(mean_N)]
+    steps, rows = len(mean_N), _rows(curves)
+    if steps < STEPS:
+        return not_enough_data(f"reward_mean of {STEPS} steps")
+    fact = Fact("range of reward_mean over the steps", float(np.ptp(mean_N)))
+    if has_varied(curves):
+        return healthy("rewards vary", fact)
+    if not curves.has("reward_std") and not curves.has("reward_min", "reward_max") and steps < OF_MEANS_ALONE:
+        return not_enough_data(f"reward_std, or reward_mean of {OF_MEANS_ALONE} steps")
+    if is_solved_by_evaluation(curves):
+        return healthy("every reward is the same, and an evaluation says that the task is solved", fact)
+    value, bounds = float(mean_N[0]), _bounds(curves.settings)
+    kind = "best" if value >= bounds[1] else "worst" if value <= bounds[0] else ""
+    needed_steps, needed_rows = MANY[kind]
+    is_many = steps >= needed_steps and (rows >= needed_rows if rows else steps >= 2 * needed_steps)
+    facts = (fact, Fact("steps", steps, needed_steps), *([Fact("rows", rows, needed_rows)] if rows else []))
+    return seen_directly(
+        f"every reward of all {steps} steps{f' ({rows} rows)' if rows else ''} is {value:g}{_WORDS[kind]}",
+        *facts,
+        confidence=Confidence.LIKELY if is_many else Confidence.POSSIBLE,
+        severity=None if is_many else Severity.HARMFUL,
+        fix=_FIXES[kind],
+    )
+
+
+def _rows(curves: Curves) -> int:
+    """Rewards that were given; 0 where that is not known."""
+    if curves.has("rollouts_scored"):
+        return int(np.nansum(curves.need("rollouts_scored")[0]))
+    a_step = int(curves.settings.get("group_size", 0)) * int(curves.settings.get("prompts", 0))
+    return a_step * int(np.isfinite(curves.column("reward_mean")).sum())
+
+
+def _bounds(settings: Mapping[str, Any]) -> tuple[float, float]:
+    """(worst, best) of the scale: as stated, else the usual ends. A scale made of the constant itself is none."""
+    low, high = settings.get("min_reward"), settings.get("max_reward")
+    if low is not None and low == high:
+        low = high = None
+    return 0.0 if low is None else float(low), 1.0 if high is None else float(high)
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -219,8 +271,8 @@ ILLNESS = illness(
         "reward does not increase",
     ),
     sick=sick,
-    well=lambda: Evidence((_all_worth(1.0),), healthy_curves(), reward=reward_evidence().reward),
+    well=lambda: Evidence((healthy_batch(),), healthy_curves(), reward=reward_evidence().reward),
     scripts=Scripts(SICK, WELL),
-    explains=frozenset({"ADV09", "LOSS05", "MET05", "MET07", "OPT02"})
+    explains=frozenset({"ADV09", "LOSS05", "MET05", "MET07", "OPT02", "RAT02", "MET01"})
     | {"REW04", "REW05", "REW06", "REW07", "REW12", "REW14", "REW16", "REW17"},
 )

@@ -47,10 +47,13 @@ from assay.doctor.facts.logprobs import (
 )
 from assay.record.batch import Array
 from assay.record.metrics import LARGEST_FLOAT32, MEAN_LOW_PRECISION, mismatch_limit
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, seen_directly
 
 FATAL = 1.0  # nats per token between the trainer and the model's own: numbers of something else
 BEYOND_KERNELS = 0.01  # of the mean in float32: TF32 in kernels of another shape leaves a few thousandths
+STEPS = 8  # of a curve: fewer have no first and last quarter
+GROWN = 5.0  # times the first quarter
+CORRECTABLE = 3.0  # times the limit: beyond it, importance weights leave little of the data
 EFFECTIVE = 0.5  # share of the tokens that the importance weights leave: below this half of the data is lost
 
 
@@ -83,8 +86,24 @@ def check_curves(curves: Curves) -> Verdict:
     largest, over = float(mismatch_N[worst]), int(np.sum(mismatch_N > limit))
     what = "largest |old - sampler|" if is_float32 else "mean |old - sampler|"
     facts = (Fact(f"highest {name}", largest, limit, curves.step_at(worst)), Fact("steps above the limit", over))
-    if not over or _is_corrected(curves.settings.get("correction")):
-        return healthy(f"{what} stays below {limit:g}" if not over else f"{what} is corrected by weights", *facts)
+    if not over:
+        return healthy(f"{what} stays below {limit:g}", *facts)
+    is_corrected = _is_corrected(curves.settings.get("correction"))
+    known_N = curves.column("mismatch_mean")
+    known_N = known_N[np.isfinite(known_N)]
+    quarter = max(len(known_N) // 4, 1)
+    first, last = (
+        float(np.median(part_N)) if len(part_N) else 0.0 for part_N in (known_N[:quarter], known_N[-quarter:])
+    )
+    if len(known_N) >= STEPS and last > max(MEAN_LOW_PRECISION, GROWN * first):
+        return seen_directly(
+            f"mean |old - sampler| grows from {first:.2g} in the first quarter of the run to {last:.2g} in the last"
+            + (": importance weights do not correct a sampler that drifts away" if is_corrected else ""),
+            *facts,
+            confidence=Confidence.LIKELY if last > 2 * MEAN_LOW_PRECISION else Confidence.POSSIBLE,
+        )
+    if is_corrected and last <= CORRECTABLE * MEAN_LOW_PRECISION:
+        return healthy(f"{what} is corrected by weights", *facts)
     return finding(f"{what} of a step is up to {largest:.2g}, above {limit:g} in {over} of {len(curves)} steps", *facts)
 
 

@@ -168,6 +168,7 @@ LOGS: dict[str, dict[str, Column]] = {
     "no trainer known here": {
         "loss": "loss", "mean_reward": "reward", "std_reward": "reward_std", "kl": "signed", "entropy": "entropy",
         "clip_frac": "clipped", "grad_norm": "gradient", "lr": "rate", "mean_length": "length", "note": _zero,
+        "truncated_fraction": "truncated", "mismatch_mean": "mismatch",
     },
 }  # fmt: skip
 

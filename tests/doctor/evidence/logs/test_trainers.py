@@ -68,10 +68,11 @@ def test_a_log_is_recognised_by_its_columns_and_a_learning_run_is_silent(tmp_pat
 
 
 @pytest.mark.parametrize(("trainer", "code"), SAID)
-def test_a_sick_run_is_named_and_never_above_possible(tmp_path, trainer, code):
+def test_a_sick_run_is_named_and_above_possible_only_where_the_curve_is_the_death(tmp_path, trainer, code):
     found = findings(written(tmp_path, rows_of(trainer, **SICK[code])))
     assert code in found
-    assert set(found.values()) == {Confidence.POSSIBLE}
+    sure = {known for known, confidence in found.items() if confidence is not Confidence.POSSIBLE}
+    assert sure <= {"REW01", "MET05"}
 
 
 @pytest.mark.parametrize("trainer", LOGS)
@@ -104,7 +105,7 @@ def test_a_csv_of_the_same_numbers_gives_the_same_curves(tmp_path, trainer):
 
 def test_every_name_maps_to_a_metric_of_ours():
     for trainer in (*TRAINERS, PLAIN):
-        assert set(trainer.names) <= set(METRICS), trainer.name
+        assert set(trainer.names) <= {*METRICS, "advantage_min", "advantage_max"}, trainer.name
         names = [name for own in trainer.names.values() for name in own]
         assert len(names) == len(set(names)), trainer.name
 
@@ -168,8 +169,10 @@ def test_a_reward_beyond_the_convention_has_the_scale_of_its_means(tmp_path):
 
 
 def test_weights_that_correct_the_sampler_are_seen_in_the_columns(tmp_path):
-    rows = rows_of("TRL", **SICK["SAMP06"])
+    rows = rows_of("TRL", mismatch=0.2)
     assert findings(written(tmp_path, rows)) == {}
+    # 0.4 nats per token are more than weights can correct
+    assert findings(written(tmp_path, rows_of("TRL", **SICK["SAMP06"]))) == {"SAMP06": Confidence.POSSIBLE}
     for row in rows:
         del row["sampling/importance_sampling_ratio/mean"]
     assert findings(written(tmp_path, rows)) == {"SAMP06": Confidence.POSSIBLE}

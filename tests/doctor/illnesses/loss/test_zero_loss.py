@@ -56,12 +56,12 @@ def test_an_empty_mask_is_the_cause():
 @pytest.mark.parametrize(
     ("rewards", "state", "word"),
     [
-        (np.ones(ROWS), State.HEALTHY, "solved"),
-        (np.zeros(ROWS), State.HEALTHY, "too hard"),
+        (np.ones(ROWS), State.NOT_APPLICABLE, "solved"),
+        (np.zeros(ROWS), State.NOT_APPLICABLE, "too hard"),
         (np.full(ROWS, 0.37), State.FINDING, "constant"),
         (np.repeat([0.0, 1.0, 0.0, 1.0], 4), State.FINDING, "never within one"),
         (np.tile([0.0, 1.0, 0.0, 1.0], 4), State.FINDING, "although rewards differ"),
-        (np.where(np.arange(ROWS) == 3, np.nan, 1.0), State.HEALTHY, "solved"),
+        (np.where(np.arange(ROWS) == 3, np.nan, 1.0), State.NOT_APPLICABLE, "solved"),
     ],
 )
 def test_advantages_of_zero_are_explained_by_the_rewards(rewards, state, word):

@@ -26,9 +26,42 @@ def test_one_tensor_of_twenty_that_stays_is_found():
     assert "only 19 of 20" in verdict.message
 
 
-@pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"learning_rate": 1e-7}])
-def test_a_tensor_that_stays_may_be_rounding_in_low_precision_or_at_a_tiny_rate(change):
-    assert no_update.check_batch(healthy_batch(tensors_changed=19, **change)).confidence is Confidence.LIKELY
+@pytest.mark.parametrize(
+    ("change", "sure"),
+    [
+        ({"dtype": "bfloat16"}, Confidence.LIKELY),
+        ({"learning_rate": 1e-7}, Confidence.POSSIBLE),
+        ({"learning_rate": 1e-7, "tensors_changed": 0}, Confidence.LIKELY),
+    ],
+)
+def test_a_tensor_that_stays_may_be_rounding_in_low_precision_or_at_a_tiny_rate(change, sure):
+    assert no_update.check_batch(healthy_batch(**{"tensors_changed": 19, **change})).confidence is sure
+
+
+@pytest.mark.parametrize(("rate", "state"), [(5e-8, State.NOT_APPLICABLE), (1e-6, State.FINDING)])
+def test_a_weight_near_one_cannot_move_by_less_than_half_of_its_last_digit(rate, state):
+    batch = healthy_batch(tensors_changed=19, smallest_step=2.0**-24, learning_rate=rate)
+    assert no_update.check_batch(batch).state is state
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "confidence"),
+    [(2, 100, Confidence.POSSIBLE), (3, 100, Confidence.LIKELY), (9, None, Confidence.LIKELY)],
+)
+def test_a_rate_of_zero_after_the_first_steps_is_a_finding(step, steps, confidence):
+    verdict = no_update.check_batch(healthy_batch(tensors_changed=0, learning_rate=0.0, step=step, steps=steps))
+    assert (verdict.state, verdict.severity, verdict.confidence) == (State.FINDING, Severity.FATAL, confidence)
+
+
+def test_a_rate_of_zero_of_one_group_is_not_the_rate_of_all():
+    verdict = no_update.check_batch(healthy_batch(tensors_changed=20, learning_rate=0.0, step=9))
+    assert verdict.state is State.NOT_APPLICABLE
+
+
+def test_a_gradient_of_zero_is_a_finding_where_nothing_else_is_known_of_the_weights():
+    unknown = dict.fromkeys(("tensors", "tensors_changed", "tensors_without_gradient", "numbers_changed_share"))
+    verdict = no_update.check_batch(healthy_batch(gradient_norm=0.0, **unknown))
+    assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.LIKELY)
 
 
 def test_a_rate_of_zero_changes_nothing_by_right():
@@ -65,11 +98,20 @@ def test_five_percent_of_the_numbers_must_change(share, state):
     assert pure_bf16.check_batch(healthy_batch(numbers_changed_share=share, dtype="bfloat16")).state is state
 
 
-def test_in_float32_few_changed_numbers_are_only_likely_rounding_and_only_if_most_tensors_changed():
-    few = {"numbers_changed_share": 0.01, "dtype": "float32"}
-    assert pure_bf16.check_batch(healthy_batch(**few)).confidence is Confidence.LIKELY
-    assert pure_bf16.check_batch(healthy_batch(**few, tensors_changed=10)).state is State.NOT_APPLICABLE
-    assert pure_bf16.check_batch(healthy_batch(**few, tensors_without_gradient=1)).state is State.NOT_APPLICABLE
+@pytest.mark.parametrize(
+    ("known", "state", "confidence"),
+    [
+        ({"dtype": "float32"}, State.NOT_APPLICABLE, None),
+        ({"dtype": "bfloat16", "weight_bits": 32}, State.NOT_APPLICABLE, None),
+        ({"dtype": "bfloat16"}, State.FINDING, Confidence.LIKELY),
+        ({"dtype": "bfloat16", "weight_bits": 16}, State.FINDING, Confidence.PROVEN),
+        ({"dtype": "float32", "weight_bits": 16}, State.FINDING, Confidence.PROVEN),
+    ],
+)
+def test_only_weights_of_16_bits_are_below_their_precision(known, state, confidence):
+    verdict = pure_bf16.check_batch(healthy_batch(numbers_changed_share=0.01, **known))
+    assert verdict.state is state
+    assert confidence is None or verdict.confidence is confidence
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def of_rewards(rewards, **values):
     [
         (0.5, {}, FINDING),
         (0.5, {"max_reward": 1.0, "min_reward": 0.0}, FINDING),
-        (1.0, {"max_reward": 1.0}, HEALTHY),  # solved
-        (1.2, {"max_reward": 1.0}, HEALTHY),
+        (1.0, {"max_reward": 1.0}, NOT_APPLICABLE),  # solved, or a reward that every answer gets
+        (1.2, {"max_reward": 1.0}, NOT_APPLICABLE),
         (0.0, {"max_reward": 1.0}, NOT_APPLICABLE),  # hopeless, or broken: zero_signal says both
         (-1.0, {}, NOT_APPLICABLE),
         (1.0, {}, NOT_APPLICABLE),  # the best of a scale that nobody states?
@@ -84,8 +84,8 @@ def test_unscored_rows_are_no_reward():
     ("columns", "state"),
     [
         ({"reward_mean": 0.25, "reward_std": 0.0}, FINDING),
-        ({"reward_mean": 1.0, "reward_std": 0.0}, HEALTHY),
-        ({"reward_mean": 0.0, "reward_std": 0.0}, NOT_APPLICABLE),  # too hard, or broken: zero_signal says both
+        ({"reward_mean": 1.0, "reward_std": 0.0}, FINDING),  # it never varied
+        ({"reward_mean": 0.0, "reward_std": 0.0}, FINDING),
         ({"reward_mean": 0.25, "reward_std": 0.1}, HEALTHY),
         ({"reward_mean": np.linspace(0.0, 0.3, 60), "reward_std": 0.0}, HEALTHY),
         ({"rollouts_scored": 48, "rollouts_unscored": 80}, FINDING),
