@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,21 @@ from assay.watch.ratio_table import ratio_lines
 
 
 def report(run: WatchedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{text, counts, code}: `text` in the chosen format; `code` is the exit code of the findings."""
+    """{text, counts, code, findings}: `text` in the chosen format; `code` is the exit code of the findings."""
     evidence = evidence_of(run)
     illnesses = select(catalogue(), settings["chosen"], settings["ignored"])
-    result = Report.of(run.script, evidence, diagnose(evidence, illnesses))
+    diagnosis = diagnose(evidence, illnesses)
+    result = Report.of(run.script, evidence, diagnosis)
     how = settings["how"]
     text = write([result], how, width=settings["width"], colour=settings["colour"], all_passes=settings["all_passes"])
     if how == "full":
         text = "\n".join([text, "", *ratio_lines(run)])
-    return {"text": text, "counts": result.counts, "code": exit_code([result], settings["fail_on"] or "never")}
+    return {
+        "text": text,
+        "counts": result.counts,
+        "code": exit_code([result], settings["fail_on"] or "never"),
+        "findings": [[word.code, word.confidence.value, word.verdict.message] for word in diagnosis.findings],
+    }
 
 
 def evidence_of(run: WatchedRun, *, read: bool = True) -> Evidence:
@@ -50,16 +57,29 @@ def evidence_of(run: WatchedRun, *, read: bool = True) -> Evidence:
     return Evidence(batches=tuple(run.batches), notes=tuple(notes), run=seen, programs=programs)
 
 
+def _cause(run: WatchedRun) -> list[str]:
+    """Why a script ended before it imported torch, where its surroundings are the likely reason."""
+    kind = run.failure.kind if run.failure is not None else ""
+    causes = {
+        "ModuleNotFoundError": f"assay runs it with {sys.executable}: install the module there, or install assay in "
+        "the environment in which the script runs by itself",
+        "FileNotFoundError": f"it ran in {run.folder}: start assay watch in the folder from which the script's paths lead",
+        "SyntaxError": f"Python {sys.version.partition(' ')[0]} could not read the text, so no line of it ran",
+    }
+    causes["IndentationError"] = causes["TabError"] = causes["SyntaxError"]
+    return [causes[kind]] if kind in causes else []
+
+
 def _sentences(run: WatchedRun) -> list[str]:
     """What the reader must know before the findings."""
-    if not run.torch_was_used:
-        return ["the script did not import torch: nothing could be observed"]
     lines = []
     if run.failure is not None:
         where = f" at {run.failure.place}" if run.failure.place is not None else ""
         lines.append(
             f"the script ended with {run.failure.kind}{where}: {run.failure.message.partition(chr(10))[0][:200]}"
         )
+    if not run.torch_was_used:
+        return [*lines, *_cause(run), "the script did not import torch: nothing could be observed"]
     first = first_not_finite(run)
     if first is not None:
         lines.append(

@@ -49,6 +49,7 @@ class Enough(SystemExit):
 class ScriptObserver:
     def __init__(self, run: WatchedRun, places: Places, steps: int | None, finished: Callable[[], None]) -> None:
         self.run, self.steps, self._finished = run, steps, finished
+        self.seen_some: Callable[[], None] | None = None  # called once, when three rollout batches were seen
         self.recorder = CallRecorder(run, places)
         self.recorder.before["backward"] = self._backward
         self.recorder.made = self._made
@@ -100,6 +101,8 @@ class ScriptObserver:
         if (self._leaving or len(self.run.graph.values) > MOST_VALUES) and self.steps is None:
             self._enough()
             return False
+        if self._rollouts > LEAST_ROLLOUTS:
+            self._report_so_far()
         if type(module).__module__.startswith("torch.nn.modules.") or id(module) in self._transparent:
             return False
         return ids_given(args, kwargs) is not None or isinstance(kwargs.get("inputs_embeds"), Tensor)
@@ -352,6 +355,16 @@ class ScriptObserver:
             raise Enough(0)
         if self.steps is None and len(self.run.updates) >= MOST_UPDATES:
             self._enough()
+        elif self._rollouts == 0 and len(self.run.updates) >= LEAST_UPDATES:
+            self._report_so_far()
+
+    def _report_so_far(self) -> None:
+        """Between two calls of the script."""
+        report, self.seen_some = self.seen_some, None
+        if report is not None:
+            with self.recorder.suspended():
+                self.updates.settle()
+                report()
 
     def _enough(self) -> None:
         self.stop()
