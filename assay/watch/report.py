@@ -63,7 +63,8 @@ def _cause(run: WatchedRun) -> list[str]:
     causes = {
         "ModuleNotFoundError": f"assay runs it with {sys.executable}: install the module there, or install assay in "
         "the environment in which the script runs by itself",
-        "FileNotFoundError": f"it ran in {run.folder}: start assay watch in the folder from which the script's paths lead",
+        "FileNotFoundError": f"it ran in {run.folder}: start assay watch in the folder that the script's paths "
+        "start from",
         "SyntaxError": f"Python {sys.version.partition(' ')[0]} could not read the text, so no line of it ran",
     }
     causes["IndentationError"] = causes["TabError"] = causes["SyntaxError"]

@@ -91,7 +91,7 @@ def test_what_is_not_a_script_is_refused_with_the_fix(tmp_path, name, words):
     ("text", "words"),
     [
         ("import a_module_that_is_not_there\nimport torch\n", "install the module there"),
-        ("open('nowhere/data.txt')\n", "start assay watch in the folder from which the script's paths lead"),
+        ("open('nowhere/data.txt')\n", "start assay watch in the folder that the script's paths start from"),
         ("import torch\nx = = 1\n", "could not read the text, so no line of it ran"),
         ("import argparse\nargparse.ArgumentParser().parse_args(['--x'])\n", "its own words say why"),
     ],

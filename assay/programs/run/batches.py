@@ -16,6 +16,7 @@ import numpy as np
 
 from assay.examine.part import Part, join, join_inputs, sampled_fields
 from assay.programs.run.objective import KlTerm, objective_of, penalty_of
+from assay.programs.run.policies import MOST_ACTIONS, Layout, action_fields, is_of_states, layout_of
 from assay.programs.run.rewards import credit_of
 from assay.programs.run.roles import LossPiece, is_corrected
 from assay.programs.run.rollouts import Found, SampledRows, locate, moment, rollouts_of
@@ -40,17 +41,22 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
     pieces = update.pieces
     if not pieces or any(backward.roles is None for backward in update.backwards):
         return None
-    update.parts = tuple(np.atleast_2d(piece.ids).shape for piece in pieces)
+    layouts = [layout_of(piece, run) for piece in pieces]
+    update.parts = tuple((layout.rows, layout.width) for layout in layouts)
     rows, width = range(sum(rows for rows, _ in update.parts)), max(width for _, width in update.parts)
-    if not 0 < len(rows) <= MOST_ROWS or width == 0:
+    are_actions = all(map(is_of_states, pieces))
+    if not 0 < len(rows) <= (MOST_ACTIONS if are_actions else MOST_ROWS) or width == 0:
         return None
+    if are_actions:  # a loss that is added up action by action is one part
+        counts = [sum(layout.rows for layout in layouts[part]) for part in _spans(update)]
+        update.parts = tuple((count, width) for count in counts)
     penalties = [
         penalty_of(backward.roles, piece)
         for backward in update.backwards
         if backward.roles is not None
         for piece in backward.pieces
     ]
-    parts = _parts(update, penalties)
+    parts = _parts(update, penalties, layouts)
     fields: dict[str, Any] = join(parts, rows, width)
     if _reaches_outside(fields.get("mask"), fields.get("gradients")):
         del fields["mask"]  # what was taken for the mask is none, or not all of it
@@ -63,8 +69,9 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
     given = [{name: numbers_of(getattr(piece.forward, name)) for name in _INPUTS} for piece in pieces]
     fields |= join_inputs(parts, given, rows)
     fields["tokens"] = _with_uncounted(fields["tokens"], fields.get("input_ids"))
-    fields |= _sampled(run, update, ask, fields)
-    if "attention_mask" not in fields and fields.get("update") == 0 and "plain_logprobs" in fields:
+    fields |= action_fields(run, update, fields) if are_actions else _sampled(run, update, ask, fields)
+    is_plain = fields.get("update") == 0 and "plain_logprobs" in fields and "input_ids" in fields
+    if "attention_mask" not in fields and is_plain:
         # a pass without a mask attends to everything; whether that moves log-probs, plain log-probs show
         fields["attention_mask"] = np.ones(fields["input_ids"].shape, dtype=bool)
     fields |= _penalty_settings(run, pieces, penalties)
@@ -74,9 +81,19 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _spans(update: WatchedUpdate) -> list[slice]:
+    """Of the pieces of each backward among all pieces."""
+    ends = np.cumsum([len(backward.pieces) for backward in update.backwards]).tolist()
+    return [slice(first, last) for first, last in zip([0, *ends], ends, strict=False)]
+
+
 def _numbers(update: WatchedUpdate) -> dict[str, Any]:
-    """What was measured of the update; where the optimizer climbs, uphill is the way down for what is minimised."""
+    """What was measured of the update; where the optimizer climbs, uphill is the way down for what is minimised.
+
+    Later steps carry the gradients of earlier batches on: in small batches they may well go against the last one."""
     numbers = dict(update.numbers)
+    if update.number > 0:
+        numbers.pop("descent", None)
     if update.maximize and "descent" in numbers:
         numbers["descent"] = -numbers["descent"]
     return numbers
@@ -95,25 +112,28 @@ def batch_of(fields: Mapping[str, Any], update: WatchedUpdate, notes: list[str])
 # -- the tensors in the loss
 
 
-def _parts(update: WatchedUpdate, penalties: Sequence[KlTerm | None]) -> list[Part]:
+def _parts(update: WatchedUpdate, penalties: Sequence[KlTerm | None], layouts: Sequence[Layout]) -> list[Part]:
     """One for each piece, rows numbered through; a field is per row in all parts, or per token in all."""
     is_credited = all(piece.advantages is not None and "advantages" not in piece.unsure for piece in update.pieces)
     groups: dict[int, Array | None] = {}
     parts: list[Part] = []
     first = 0
     pieces = [(backward, piece) for backward in update.backwards for piece in backward.pieces]
-    for (backward, piece), penalty, shape in zip(pieces, penalties, update.parts, strict=True):
+    for (backward, piece), penalty, layout in zip(pieces, penalties, layouts, strict=True):
+        shape = (layout.rows, layout.width)
         per_token = _arrays(backward, piece, update.maximize)
         per_token["kl"] = None if penalty is None else penalty.numbers
         per_row = _credit(piece, groups) if is_credited else {}
         either = {name: per_row[name] for name in ("advantages", "ratio") if name in per_row}
-        arrays = _fitting(per_token | either, shape) | _fitting(per_row, shape[:1])
+        whole = {name: array for name, array in (per_token | either).items() if array is not None}
+        arrays = {name: layout.put(array) for name, array in whole.items() if array.size == math.prod(shape)}
+        arrays |= _fitting(per_row, shape[:1])
         parts.append(Part(tuple(range(first, first + shape[0])), arrays))
         first += shape[0]
     wide = {name for part in parts for name, array in part.tensors.items() if array.ndim == 2}
     return [
-        replace(part, tensors=_widen(part.tensors, wide, shape))
-        for part, shape in zip(parts, update.parts, strict=True)
+        replace(part, tensors=_widen(part.tensors, wide, (layout.rows, layout.width)))
+        for part, layout in zip(parts, layouts, strict=True)
     ]
 
 

@@ -49,6 +49,9 @@ def sampling_of(value: Value, kinds: RunKinds) -> Sampling:
     temperature: float | None = 1.0
     cuts: list[str] = []
     for current in chain(value.input, ends=("forward",)):
+        made = kinds.learned_in(current)
+        if made is not None and made.value is current:
+            break  # the last layer
         if current.op in ("div", "mul"):
             factor = number_of(current.arguments.get("other"))
             if factor is None or factor <= 0:

@@ -80,6 +80,8 @@ class CallRecorder(TorchFunctionMode):
         self.before: dict[str, Callable[[Value], Callable[[], None] | None]] = {}
         self.made: Callable[[Value, Tensor], None] | None = None  # called with every tensor that requires a gradient
         self.drawn: Callable[[Value], None] | None = None
+        self.left: Callable[[Value], None] | None = None  # called with whatever left torch as numbers
+        self.parameter: Callable[[Value, Tensor], None] | None = None  # called with parameters that the script uses
         self._known: dict[int, tuple[_Ref, Value, int]] = {}
         self._wide: set[int] = set()  # ids of Values whose last dimension is the vocabulary
         self._visits: dict[tuple[int, str], int] = {}  # by id of a Place, which Places keeps
@@ -173,6 +175,12 @@ class CallRecorder(TorchFunctionMode):
         return Value("constant", {}, where[0], where[2], order, constant=constant, name=type(given).__name__)
 
     def tensor(self, tensor: Tensor, where: tuple[Place, str, Context]) -> Value:
+        value = self._as_it_is(tensor, where)
+        if self.parameter is not None and _is_parameter(tensor):
+            self.parameter(value, tensor)
+        return value
+
+    def _as_it_is(self, tensor: Tensor, where: tuple[Place, str, Context]) -> Value:
         known = self._known.get(id(tensor))
         if known is None or known[0]() is not tensor:
             return self.remember(tensor, "given", {}, where)
@@ -268,6 +276,8 @@ class CallRecorder(TorchFunctionMode):
                     self.remember(part, "element", {"input": value}, where, name=field_name, constant=number)
         elif op == "leave":
             value = self.run.graph.new(op, given, where[0], where[2], name=name)
+            if self.left is not None:
+                self.left(value)
         else:
             return
         if op == "multinomial" and self.drawn is not None:
@@ -332,6 +342,11 @@ class CallRecorder(TorchFunctionMode):
 def _is_on_top(mode: CallRecorder) -> bool:
     count = torch._C._len_torch_function_stack()
     return bool(count) and torch._C._get_function_stack_at(count - 1) is mode
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return isinstance(tensor, torch.nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)
 
 
 def _holds_tensor(part: Any) -> bool:

@@ -1,0 +1,231 @@
+"""Faults and sound variants of scripts with a small environment: (script, code that is expected, edits)."""
+
+MIN = "-torch.min(ratio * advantages, clipped * advantages).mean()"
+FAULTS = {
+    "actions of another order than their states": (
+        "vector_env.py",
+        {"LAW02", "ALGN02", "RAT01"},
+        [("agent.act(b_obs[rows], b_act[rows])", "agent.act(b_obs[rows], b_act[rows.flip(0)])")],
+    ),
+    "advantages are not picked by the minibatch": (
+        "vector_env.py",
+        {"ALGN10"},
+        [("adv = b_adv[rows]", "adv = b_adv[start : start + MINIBATCH]")],
+    ),
+    "old log-probs are not picked by the minibatch": (
+        "vector_env.py",
+        {"RAT01", "LAW03", "ALGN10"},
+        [("(new - b_logp[rows])", "(new - b_logp[start : start + MINIBATCH])")],
+    ),
+    "ratio upside down": ("vector_env.py", {"RAT04"}, [("(new - b_logp[rows]).exp()", "(b_logp[rows] - new).exp()")]),
+    "the sign of the loss": (
+        "vector_env.py",
+        {"LOSS01"},
+        [("torch.max(-adv * ratio, -adv * ratio", "torch.max(adv * ratio, adv * ratio")],
+    ),
+    "old is computed again in each epoch": (
+        "bandit_groups.py",
+        {"RAT02"},
+        [("            ratio = torch", "            old = new.detach()\n            ratio = torch")],
+    ),
+    "mean over the contexts": (
+        "bandit_groups.py",
+        {"LAW04", "ADV02", "ADV01"},
+        [("table.mean(1, keepdim=True)", "table.mean(0, keepdim=True)")],
+    ),
+    "std over the contexts": (
+        "bandit_groups.py",
+        {"LAW04", "ADV04"},
+        [("table.std(1, keepdim=True)", "table.std(0, keepdim=True)")],
+    ),
+    "advantages turned around before they are flat": (
+        "bandit_groups.py",
+        {"LAW04", "ALGN10", "ADV02"},
+        [(").view(-1)\n        for", ").T.flatten()\n        for")],
+    ),
+    "sampled hot and scored cold": (
+        "bandit_groups.py",
+        {"SAMP01", "LAW01", "LAW03"},
+        [("F.softmax(policy(states), dim=-1)", "F.softmax(policy(states) / 3, dim=-1)")],
+    ),
+    "drawn from the squares of the probabilities": (
+        "bandit_groups.py",
+        {"LAW01", "SAMP07"},
+        [("torch.multinomial(probabilities, 1)", "torch.multinomial(probabilities**2, 1)")],
+    ),
+    "the gradient climbs": (
+        "bandit_groups.py",
+        {"LAW07", "LOSS01", "OPT06"},
+        [("lr=5e-3)", "lr=5e-3, maximize=True)")],
+    ),
+    "a rate of zero": ("bandit_groups.py", {"OPT02"}, [("lr=5e-3)", "lr=0.0)")]),
+    "returns without a sign in a list": (
+        "reinforce_lists.py",
+        {"LOSS01"},
+        [("[-logp * gain for", "[logp * gain for")],
+    ),
+    "the optimizer has another policy": (
+        "reinforce_lists.py",
+        {"OPT02"},
+        [("Adam(policy.parameters()", "Adam(Policy().parameters()")],
+    ),
+    "gradients are never cleared": ("reinforce_lists.py", {"LOSS04"}, [("        optimizer.zero_grad()\n", "")]),
+    "probabilities in place of their logarithms": (
+        "numpy_choice.py",
+        {"RAT01", "RAT08"},
+        [("float(np.log(probabilities[action]))", "float(probabilities[action])")],
+    ),
+    "quotient of log-probs in a table": ("numpy_choice.py", {"RAT08"}, [("torch.exp(new - old)", "new / old")]),
+    "the mask is upside down": (
+        "episodes.py",
+        {"MASK02", "LAW06", "MASK01"},
+        [("-(gain * mask).sum() / mask.sum()", "-(gain * (1 - mask)).sum() / (1 - mask).sum()")],
+    ),
+    "only the last step is trained": (
+        "episodes.py",
+        {"LAW05", "LAW06"},
+        [("-(gain * mask).sum() / mask.sum()", "-(gain * mask)[:, -1].sum() / mask.sum()")],
+    ),
+    "losing episodes are detached": (
+        "episodes.py",
+        {"LAW05"},
+        [
+            (
+                "            ratio = torch.exp(new - old)",
+                "            new = torch.where(advantages[:, None] < 0, new.detach(), new)\n"
+                "            ratio = torch.exp(new - old)",
+            )
+        ],
+    ),
+    "observations are one step late": (
+        "episodes.py",
+        {"LAW02", "RAT01", "ALGN02"},
+        [("policy(obs).log_prob(actions)", "policy(obs.roll(1, 1)).log_prob(actions)")],
+    ),
+    "actions are one step late in a loop over episodes": (
+        "episodes.py",
+        {"LAW02", "RAT01", "ALGN02", "ALGN01"},
+        [
+            (
+                "            new = policy(obs).log_prob(actions)",
+                "            shifted = [torch.cat([row[1:], row[:1]]) for row in actions]\n"
+                "            new = torch.stack([policy(one).log_prob(a) for one, a in zip(obs, shifted, strict=True)])",
+            )
+        ],
+    ),
+}
+SOUND = {
+    "plain": ("vector_env.py", []),
+    "plain bandit": ("bandit_groups.py", []),
+    "plain lists": ("reinforce_lists.py", []),
+    "plain numpy": ("numpy_choice.py", []),
+    "plain episodes": ("episodes.py", []),
+    "time first": (
+        "episodes.py",
+        [
+            ("torch.stack(parts, dim=1)", "torch.stack(parts, dim=0)"),
+            ("advantages[:, None]", "advantages[None, :]"),
+        ],
+    ),
+    "an episode at a time": (
+        "episodes.py",
+        [
+            (
+                "new = policy(obs).log_prob(actions)",
+                "new = torch.stack([policy(one).log_prob(a) for one, a in zip(obs, actions, strict=True)])",
+            )
+        ],
+    ),
+    "logits minus their logsumexp": (
+        "bandit_groups.py",
+        [
+            (
+                "    return F.log_softmax(policy(states), dim=-1).gather(1, actions.unsqueeze(1)).squeeze(1)",
+                "    logits = policy(states)\n"
+                "    return (logits - logits.logsumexp(-1, keepdim=True))[torch.arange(len(actions)), actions]",
+            )
+        ],
+    ),
+    "both at a temperature": (
+        "bandit_groups.py",
+        [
+            ("F.softmax(policy(states), dim=-1)", "F.softmax(policy(states) / 0.5, dim=-1)"),
+            ("F.log_softmax(policy(states), dim=-1)", "F.log_softmax(policy(states) / 0.5, dim=-1)"),
+        ],
+    ),
+    "shuffled contexts stay together with their rows": (
+        "bandit_groups.py",
+        [
+            (
+                "for _ in range(EPOCHS):",
+                "for rows in torch.cat([torch.randperm(len(states)) for _ in range(3)]).split(24):",
+            ),
+            (
+                "logprobs_of(policy, states, actions)\n            ratio",
+                "logprobs_of(policy, states[rows], actions[rows])\n            ratio",
+            ),
+            ("torch.exp(new - old)", "torch.exp(new - old[rows])"),
+            (MIN, MIN.replace("advantages", "advantages[rows]")),
+        ],
+    ),
+    "some actions are not allowed": (
+        "bandit_groups.py",
+        [
+            (
+                "        return self.out(torch.relu(self.hidden(states)))",
+                "        logits = self.out(torch.relu(self.hidden(states)))\n"
+                "        return logits.masked_fill(states[:, :ACTIONS] > 1.5, -1e9)",
+            )
+        ],
+    ),
+    "rewards of 0 and 1 without a baseline": (
+        "bandit_groups.py",
+        [
+            ("        table = rewards", "        rewards = (rewards > 0).float()\n        table = rewards"),
+            (MIN, "-(new * rewards).mean()"),
+        ],
+    ),
+    "every second action explores": (
+        "bandit_groups.py",
+        [
+            (
+                "            old = logprobs_of",
+                "            actions = torch.where(torch.rand(len(actions)) < 0.1, torch.randint(0, ACTIONS, actions.shape), actions)\n"
+                "            old = logprobs_of",
+            )
+        ],
+    ),
+    "a replay buffer": (
+        "bandit_groups.py",
+        [
+            ("    for iteration in range", "    kept = None\n    for iteration in range"),
+            (
+                "        for _ in range(EPOCHS):",
+                "        now = (states, actions, old, advantages)\n"
+                "        if kept is not None:\n"
+                "            states, actions, old, advantages = [torch.cat(two) for two in zip(kept, now, strict=True)]\n"
+                "        kept = now\n"
+                "        for _ in range(EPOCHS):",
+            ),
+        ],
+    ),
+    "integer states in an embedding": (
+        "bandit_groups.py",
+        [
+            ("self.hidden, self.out = nn.Linear(WIDTH, 32)", "self.hidden, self.out = nn.Embedding(50, 32)"),
+            ("contexts = torch.randn(CONTEXTS, WIDTH)", "contexts = torch.randint(0, 50, (CONTEXTS,))"),
+            ("best = Policy(), torch.randn(WIDTH, ACTIONS)", "best = Policy(), torch.randn(50, ACTIONS)"),
+            ("(states @ best)", "best[states]"),
+        ],
+    ),
+    "a critic in the policy": (
+        "bandit_groups.py",
+        [
+            (
+                "        return self.out(torch.relu(self.hidden(states)))",
+                "        h = torch.relu(self.hidden(states))\n        return self.out(h), h.mean(-1)",
+            ),
+            ("policy(states)", "policy(states)[0]"),
+        ],
+    ),
+}
