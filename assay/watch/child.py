@@ -23,6 +23,7 @@ from assay.watch.process import run_script
 if TYPE_CHECKING:
     from assay.programs.run.observe.places import Places
     from assay.programs.run.watched import ScriptFailure, WatchedRun
+    from assay.watch.trl_runs import TRLRuns
 
 
 class ScriptWatch:
@@ -34,12 +35,14 @@ class ScriptWatch:
         self._whole = script.resolve()  # the script may go to another folder
         self.settings = settings
         self.observer: Any = None
+        self.trl: TRLRuns | None = None
         self._written = self._is_over = False
         self._shown: list[Any] | None = None  # findings of the report that was shown last
         self._faults: list[str] = []
         self._imports = AfterImport(
             {
                 "torch": lambda module: shielded(self._broke, self._torch, module),
+                "trl.trainer.grpo_trainer": lambda module: shielded(self._broke, self._trl, module),
                 "transformers.generation.utils": lambda module: shielded(self._broke, self._transformers, module),
             }
         )
@@ -74,6 +77,14 @@ class ScriptWatch:
     def _transformers(self, module: Any) -> None:
         if self.observer is not None:
             self.observer.watch_generate(module)
+
+    def _trl(self, module: Any) -> None:
+        if self.observer is not None:
+            from assay.watch.trl_runs import TRLRuns
+
+            self.trl = TRLRuns(self.run, self.observer, Path(self.settings["result"]).parent, self._broke)
+            self.trl.seen_some = self._seen_some
+            self.trl.watch(module)
 
     def _after_fork(self) -> None:
         """A worker is not watched."""
@@ -135,7 +146,7 @@ class ScriptWatch:
 
         self.run.notes += self._faults
         self._faults = []
-        self._put(report(self.run, self.settings))
+        self._put(report(self.run, self.settings, None if self.trl is None else self.trl.curves))
         self._written = True
 
     def _show(self, result: dict[str, Any]) -> bool:

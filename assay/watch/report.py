@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from assay.doctor.catalogue import catalogue
 from assay.doctor.command import exit_code
 from assay.doctor.diagnosis import diagnose
-from assay.doctor.evidence import Evidence
+from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.report import Report, write
 from assay.doctor.report.select import select
 from assay.machine.faults import FAULTS
@@ -22,9 +23,9 @@ from assay.programs.run.watched import WatchedRun
 from assay.watch.ratio_table import ratio_lines
 
 
-def report(run: WatchedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
+def report(run: WatchedRun, settings: Mapping[str, Any], curves: Curves | None = None) -> dict[str, Any]:
     """{text, counts, code, findings}: `text` in the chosen format; `code` is the exit code of the findings."""
-    evidence = evidence_of(run)
+    evidence = replace(evidence_of(run), curves=curves)
     illnesses = select(catalogue(), settings["chosen"], settings["ignored"])
     diagnosis = diagnose(evidence, illnesses)
     result = Report.of(run.script, evidence, diagnosis)
@@ -53,7 +54,8 @@ def evidence_of(run: WatchedRun, *, read: bool = True) -> Evidence:
             notes.append(str(error))
         except FAULTS as error:
             notes.append(f"the text could not be read, by a fault of assay: {type(error).__name__}: {error}")
-    seen = run if run.torch_was_used else None
+    is_trl = bool(run.batches) and not run.updates  # its calls were not recorded
+    seen = run if run.torch_was_used and not is_trl else None
     return Evidence(batches=tuple(run.batches), notes=tuple(notes), run=seen, programs=programs)
 
 
@@ -87,7 +89,9 @@ def _sentences(run: WatchedRun) -> list[str]:
             f"the first number that is not finite was made at {first.place}: {first.place.text} ({first.op}), of "
             "numbers that are"
         )
-    if not run.updates:
+    if not run.updates and run.batches:
+        lines.append("the script trains with TRL: the doctor was attached to its trainer")
+    elif not run.updates:
         lines.append("no optimizer step was observed")
     elif not run.batches and any(backward.roles is not None for update in run.updates for backward in update.backwards):
         lines.append(

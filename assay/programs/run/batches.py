@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from assay.examine.part import Part, join, join_inputs, sampled_fields
+from assay.programs.graph import Value
 from assay.programs.run.objective import KlTerm, objective_of, penalty_of
 from assay.programs.run.policies import MOST_ACTIONS, Layout, action_fields, is_of_states, layout_of
 from assay.programs.run.rewards import credit_of
 from assay.programs.run.roles import LossPiece, is_corrected
 from assay.programs.run.rollouts import Found, SampledRows, locate, moment, rollouts_of
-from assay.programs.run.sight import numbers_of
+from assay.programs.run.sight import is_mask, numbers_of, shape_of
 from assay.programs.run.watched import Backward, WatchedRun, WatchedUpdate, spot_of
 from assay.record.batch import PLAIN_FIELDS, Array, Batch, BatchError
 
@@ -153,7 +154,7 @@ def _widen(arrays: Mapping[str, Array], wide: set[str], shape: tuple[int, int]) 
 def _arrays(backward: Backward, piece: LossPiece, maximize: bool) -> dict[str, Array | None]:
     counted, seen = piece.ids >= 0, numbers_of(piece.mask)
     mask = None if seen is None else (seen.astype(bool) ^ piece.mask_is_inverted) & counted
-    caught = backward.gradients.get(id(piece.new))
+    caught = backward.gradients.get(id(_innermost(piece.new, backward)))
     gradients = None if caught is None else caught.numbers
     return {
         "tokens": piece.ids,
@@ -163,6 +164,17 @@ def _arrays(backward: Backward, piece: LossPiece, maximize: bool) -> dict[str, A
         "ref_logprobs": numbers_of(piece.ref),
         "gradients": -gradients if maximize and gradients is not None else gradients,
     }
+
+
+def _innermost(new: Value, backward: Backward) -> Value:
+    """The log-probs as the distribution gave them: a detach may stand between them and those in the loss."""
+    while new.op in ("where", "masked_fill", "mul", "nan_to_num"):
+        others = [value for value in new.arguments.values() if id(value) in backward.gradients]
+        is_masking = new.op != "mul" or any(map(is_mask, new.arguments.values()))
+        if len(others) != 1 or not is_masking or shape_of(others[0]) != shape_of(new):
+            break
+        new = others[0]
+    return new
 
 
 def _credit(piece: LossPiece, groups: dict[int, Array | None]) -> dict[str, Array | None]:
@@ -242,7 +254,9 @@ def _objective(run: WatchedRun, fields: Mapping[str, Any], pieces: Sequence[Loss
     if place not in run.objectives:
         return {}
     objective, is_all = run.objectives[place]
-    return {"objective": objective} if is_all else {"objective": objective, "loss": None}  # a critic's loss is in it
+    is_first = fields.get("update") == 0 and not fields.get("correction")  # later ones may clip in a way of their own
+    stated = {"objective": objective} | ({"correction": "off"} if is_first else {})
+    return stated if is_all else {**stated, "loss": None}  # a critic's loss is in it
 
 
 # -- what was sampled

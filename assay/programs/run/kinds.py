@@ -204,7 +204,9 @@ def above(value: Value) -> Iterator[Value]:
 
 def _by_a_number(value: Value) -> bool:
     other = value.arguments.get("other")
-    return other is not None and isinstance(other.constant, (int, float)) and other.constant != -1
+    if other is None or other.op == "element":  # whose constant says which element it is
+        return False
+    return isinstance(other.constant, (int, float)) and other.constant != -1
 
 
 def _is_vocabulary_wide(value: Value) -> bool:

@@ -17,12 +17,15 @@ from typing import Any
 import numpy as np
 
 from assay.programs.graph import RESHAPES, Value
+from assay.programs.run.kinds import RunKinds
 from assay.programs.run.roles import LossPiece
 from assay.programs.run.sight import number_of, numbers_of, sight
 from assay.programs.run.watched import Sampling, WatchedRun, WatchedUpdate, spot_of
+from assay.programs.walk import walk
 from assay.record.batch import Array
 
 MOST_ACTIONS = 8192  # of one update
+SAME_LOGPROB = 2e-5  # of the same action, in float32
 SAME_LOGITS = 1e-4  # of the same weights at the same state, in float32
 _MOVES = RESHAPES | {"cast", "clone", "detach", "element", "attribute", "index", "expand", "changed"}
 _DISTRIBUTIONS = frozenset("softmax log_softmax cross_entropy categorical logsumexp".split())
@@ -70,6 +73,16 @@ def _is_time_first(ids: Array, run: WatchedRun) -> bool:
     return all(tuple(row) in rows for row in ids.tolist())
 
 
+def given_states(piece: LossPiece, kinds: RunKinds) -> Value | None:
+    """What the policy was given: the one tensor beside parameters that its logits were made of; None if not known."""
+    found: dict[int, Value] = {}
+    for value in walk(piece.new, until=lambda made: kinds.learned_in(made) is None):
+        is_other = kinds.learned_in(value) is None and id(value) not in kinds.parameters
+        if is_other and (seen := sight(value)) is not None and seen.is_floating and seen.size > 1:
+            found[id(value)] = value
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
 # -- what was drawn
 
 
@@ -102,10 +115,59 @@ def action_fields(run: WatchedRun, update: WatchedUpdate, fields: dict[str, Any]
     since = sum(other.order > latest and not trained.isdisjoint(other.models) for other in run.updates)
     update.is_first = newest == run.updates.index(update)
     update.sampled_at = frozenset(spot_of(draw.value) for draw in draws)
-    found |= {"step": sorted(set(moments)).index(newest) + 1, "update": since - 1}
+    found["step"] = sorted(set(moments)).index(newest) + 1
+    older = [draw for draw in run.samplings if draw.value.order < draws[0].value.order][-MOST_ACTIONS:]
+    if _are_older(fields, draws, older):
+        return found  # a buffer of several rollout batches: no single number says how old its rows are
+    found["update"] = since - 1
     if since == 1 and is_drawn:
         found |= _located(update, draws, fields, version)
     return found
+
+
+def _are_older(fields: dict[str, Any], draws: Sequence[Sampling], older: Sequence[Sampling]) -> bool:
+    """Whether there are more rows than were drawn, or rows whose old log-probs only earlier draws had."""
+    sizes = [seen.size for draw in draws if (seen := sight(draw.value)) is not None]
+    if sizes and fields["tokens"].size > sum(sizes):
+        return True
+    old = fields.get("old_logprobs")
+    if old is None or not older:
+        return False
+    counted_N = fields["mask"].reshape(-1) if "mask" in fields else np.ones(old.size, dtype=bool)
+    old_N, actions_N = old.reshape(-1)[counted_N], fields["tokens"].reshape(-1)[counted_N]
+    foreign_N = ~_are_among(actions_N, old_N, draws)
+    return bool((foreign_N & _are_among(actions_N, old_N, older)).any())
+
+
+def _are_among(actions_N: Array, logprobs_N: Array, draws: Sequence[Sampling]) -> Array:
+    """Which of these (action, log-prob) some draw had."""
+    found_N = np.zeros(len(actions_N), dtype=bool)
+    tables = [table for draw in draws if (table := _final_logprobs(draw.value)) is not None]
+    tables = [table.reshape(-1, table.shape[-1]) for table in tables]
+    if not tables or len({table.shape[1] for table in tables}) != 1:
+        return found_N
+    table_NA = np.concatenate(tables)
+    for action in range(table_NA.shape[1]):
+        known, asked_N = np.sort(table_NA[:, action]), actions_N == action
+        if asked_N.any():
+            at = np.clip(np.searchsorted(known, logprobs_N[asked_N]), 1, len(known) - 1) if len(known) > 1 else None
+            near = np.stack([known[at - 1], known[at]]) if at is not None else known[None]
+            found_N[asked_N] = np.abs(near - logprobs_N[asked_N]).min(axis=0) <= SAME_LOGPROB
+    return found_N
+
+
+def _final_logprobs(value: Value) -> Array | None:
+    """Of the distribution that was drawn from, as it was."""
+    given = value.input
+    is_log = given is not None and given.op == "categorical" and "logits" in given.arguments
+    if given is not None and given.op == "categorical":
+        given = given.arguments.get("logits") or given.arguments.get("probs")
+    numbers = numbers_of(given)
+    if numbers is None or not numbers.ndim or numbers.dtype.kind != "f":
+        return None
+    with np.errstate(divide="ignore"):
+        logits = numbers if is_log else np.log(np.maximum(numbers, 0))
+    return _log_softmax(logits.reshape(-1, logits.shape[-1]))
 
 
 def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str, Any], version: int) -> dict[str, Any]:

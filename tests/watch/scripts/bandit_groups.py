@@ -1,7 +1,7 @@
 """GRPO on a contextual bandit: each context is drawn several times, rewards are compared within the context."""
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 CONTEXTS, WIDTH, ACTIONS, GROUP, EPOCHS, CLIP = 12, 6, 5, 8, 3, 0.2

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 STATES, ACTIONS, ROWS, EPOCHS = 9, 4, 120, 2
 

@@ -4,7 +4,7 @@ import math
 import random
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.distributions import Categorical
 

@@ -52,6 +52,7 @@ _OPS = {
     "__rmod__": "mod",
     "floor_divide": "floordiv", "remainder": "mod", "fmod": "mod",
 }  # fmt: skip
+_TURNS = {"T": "t", "mT": "t", "data": "detach"}
 _REVERSED = frozenset(("__rsub__", "rsub", "__rdiv__", "__rtruediv__", "__rpow__", "__rfloordiv__", "__rmod__"))
 _WIDTH_KEPT = frozenset(
     "softmax log_softmax div mul add sub cast clamp exp log masked_fill where nan_to_num scatter "
@@ -96,6 +97,8 @@ class CallRecorder(TorchFunctionMode):
         if self.off:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
+        if name == "__get__":  # x.T is read as an attribute
+            name = _TURNS.get(getattr(getattr(func, "__self__", None), "__name__", ""), name)
         if name in _DESCRIBES or len(self.run.graph.values) > MOST_VALUES:
             return func(*args, **kwargs)
         if name == "backward":
