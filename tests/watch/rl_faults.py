@@ -114,6 +114,79 @@ FAULTS = {
         ],
     ),
 }
+ADVANTAGES = (
+    "advantages = ((table - table.mean(1, keepdim=True)) / (table.std(1, keepdim=True) + 1e-4)).view(-1)"
+)
+NEW = "            new = logprobs_of(model, prompts, completions)\n"
+FAULTS |= {
+    "letters: the std over the prompts": ("letters.py", {"LAW04"}, [("table.std(1, keepdim=True)", "table.std(0)")]),
+    "letters: the mean over the prompts": ("letters.py", {"LAW04", "ADV02"}, [("table.mean(1, keepdim=True)", "table.mean(0)")]),
+    "letters: advantages turned around": (
+        "letters.py",
+        {"ALGN10", "LAW04"},
+        [(ADVANTAGES, ADVANTAGES.replace(".view(-1)", ".T.flatten()"))],
+    ),
+    "letters: one more whitening in each sequence": (
+        "letters.py",
+        {"LAW04", "LAW05", "ADV10"},
+        [
+            ("advantages[:, None]", "advantages_BT"),
+            (
+                "        with torch.no_grad():\n            old",
+                "        decay = 0.9 ** torch.arange(LENGTH)\n"
+                "        advantages_BT = advantages[:, None] * decay\n"
+                "        advantages_BT = (advantages_BT - advantages_BT.mean(1, keepdim=True)) / (\n"
+                "            advantages_BT.std(1, keepdim=True) + 1e-4\n        )\n"
+                "        with torch.no_grad():\n            old",
+            ),
+        ],
+    ),
+    "letters: a shift by one in a loop over rows": (
+        "letters.py",
+        {"LAW03", "ALGN01"},
+        [
+            (
+                "    scores = torch.log_softmax(logits / TEMPERATURE, dim=-1)\n"
+                "    return scores.gather(2, completions.unsqueeze(2)).squeeze(2)",
+                "    rows = []\n"
+                "    for row, ids in zip(logits, completions):\n"
+                "        scores = torch.log_softmax(row / TEMPERATURE, dim=-1)\n"
+                "        rows.append(scores.gather(1, ids.roll(-1).unsqueeze(1)).squeeze(1))\n"
+                "    return torch.stack(rows)",
+            )
+        ],
+    ),
+    "letters: drawn from a sharper distribution by a cut": (
+        "letters.py",
+        {"LAW01", "SAMP02"},
+        [
+            (
+                "        ids = torch.cat([ids,",
+                "        probabilities = torch.where(probabilities < 0.15, 0.0, probabilities)\n        ids = torch.cat([ids,",
+            )
+        ],
+    ),
+    "letters: a hook turns the gradients around": (
+        "letters.py",
+        {"LAW07"},
+        [("    prompts = torch.arange", "    for one in model.parameters():\n        one.register_hook(lambda grad: -grad)\n    prompts = torch.arange")],
+    ),
+    "letters: gradients are turned around by hand": (
+        "letters.py",
+        {"LAW07"},
+        [("            optimizer.step()", "            for one in model.parameters():\n                one.grad.neg_()\n            optimizer.step()")],
+    ),
+    "letters: only the last token is trained": (
+        "letters.py",
+        {"LAW05"},
+        [("(gain * mask).sum(1) / mask.sum(1)", "(gain * mask)[:, -1]")],
+    ),
+    "letters: bad answers are detached": (
+        "letters.py",
+        {"LAW05"},
+        [(NEW, NEW + "            new = torch.where(advantages[:, None] < 0, new.detach(), new)\n")],
+    ),
+}
 SOUND = {
     "plain": ("vector_env.py", []),
     "plain bandit": ("bandit_groups.py", []),
@@ -226,6 +299,50 @@ SOUND = {
                 "        h = torch.relu(self.hidden(states))\n        return self.out(h), h.mean(-1)",
             ),
             ("policy(states)", "policy(states)[0]"),
+        ],
+    ),
+    "letters: an advantage for each token": ("letters.py", [("advantages[:, None]", "advantages[:, None].expand(-1, LENGTH)")]),
+    "letters: groups lie in columns": (
+        "letters.py",
+        [
+            (".repeat_interleave(GROUP)[:, None]", ".repeat(GROUP)[:, None]"),
+            ("table = rewards.view(-1, GROUP)", "table = rewards.view(GROUP, -1).T"),
+            (ADVANTAGES, ADVANTAGES.replace(".view(-1)", ".T.flatten()")),
+        ],
+    ),
+    "letters: a loop over rows": (
+        "letters.py",
+        [
+            (
+                "    scores = torch.log_softmax(logits / TEMPERATURE, dim=-1)\n"
+                "    return scores.gather(2, completions.unsqueeze(2)).squeeze(2)",
+                "    rows = []\n"
+                "    for row, ids in zip(logits, completions):\n"
+                "        scores = torch.log_softmax(row / TEMPERATURE, dim=-1)\n"
+                "        rows.append(scores.gather(1, ids.unsqueeze(1)).squeeze(1))\n"
+                "    return torch.stack(rows)",
+            )
+        ],
+    ),
+    "letters: the std of the whole batch": ("letters.py", [("table.std(1, keepdim=True)", "table.std()")]),
+    "letters: the mean over groups in columns": (
+        "letters.py",
+        [
+            (".repeat_interleave(GROUP)[:, None]", ".repeat(GROUP)[:, None]"),
+            ("table = rewards.view(-1, GROUP)", "table = rewards.view(GROUP, -1)"),
+            ("table.mean(1, keepdim=True)", "table.mean(0)"),
+            ("table.std(1, keepdim=True)", "table.std(0)"),
+        ],
+    ),
+    "letters: gradients are scaled by hand": (
+        "letters.py",
+        [("            optimizer.step()", "            for one in model.parameters():\n                one.grad.mul_(0.5)\n            optimizer.step()")],
+    ),
+    "letters: rewards of tokens to come": (
+        "letters.py",
+        [
+            ("rewards = ((completions == prompts).float() * mask).mean(dim=1)", "steps = (completions == prompts).float() * mask\n        rewards = steps.mean(dim=1)\n        togo = steps.flip(1).cumsum(1).flip(1)\n        togo = togo.view(-1, GROUP, LENGTH)\n        togo = (togo - togo.mean(1, keepdim=True)).view(-1, LENGTH)"),
+            ("advantages[:, None]", "togo"),
         ],
     ),
 }

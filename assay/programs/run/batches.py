@@ -18,9 +18,10 @@ from assay.examine.part import Part, join, join_inputs, sampled_fields
 from assay.programs.graph import Value
 from assay.programs.run.objective import KlTerm, objective_of, penalty_of
 from assay.programs.run.policies import MOST_ACTIONS, Layout, action_fields, is_of_states, layout_of
-from assay.programs.run.rewards import credit_of
+from assay.programs.run.rewards import Credit, credit_of
 from assay.programs.run.roles import LossPiece, is_corrected
 from assay.programs.run.rollouts import Found, SampledRows, locate, moment, rollouts_of
+from assay.programs.run.rows import placed_numbers
 from assay.programs.run.sight import is_mask, numbers_of, shape_of
 from assay.programs.run.watched import Backward, WatchedRun, WatchedUpdate, spot_of
 from assay.record.batch import PLAIN_FIELDS, Array, Batch, BatchError
@@ -98,6 +99,17 @@ def _numbers(update: WatchedUpdate) -> dict[str, Any]:
     if update.maximize and "descent" in numbers:
         numbers["descent"] = -numbers["descent"]
     return numbers
+
+
+def add_after(fields: dict[str, Any], ask: Callable[[], list[Plain] | None]) -> None:
+    """Plain log-probs after the step, where those before it are known; `ask` gives them for the same rows."""
+    columns = fields.pop("columns", None)
+    if columns is None or not {"plain_logprobs", "gradients", "objective", "loss"} <= fields.keys():
+        return  # a bonus or a critic in the loss has a say in the step, too
+    answers = ask()
+    if answers is not None:
+        fields["sequences"] = len(fields["plain_logprobs"])  # all that the update has
+        fields["plain_logprobs_after"] = _in_columns([answer.scaled_T for answer in answers], *columns)
 
 
 def batch_of(fields: Mapping[str, Any], update: WatchedUpdate, notes: list[str]) -> Batch | None:
@@ -180,6 +192,9 @@ def _innermost(new: Value, backward: Backward) -> Value:
 def _credit(piece: LossPiece, groups: dict[int, Array | None]) -> dict[str, Array | None]:
     assert piece.advantages is not None
     advantages, credit = numbers_of(piece.advantages), credit_of(piece.advantages, groups)
+    placed = placed_numbers(piece.advantages)
+    if placed is not None and not np.array_equal(placed.rows_B, np.arange(len(placed.rows_B))):
+        credit = Credit(None, None)  # they were put into another layout: which reward is this row's is not known
     return {
         "advantages": None if advantages is None else piece.sign * advantages,
         "ratio": None if piece.old is None else numbers_of(piece.ratio),
@@ -269,6 +284,8 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
         return _moment(run, update, rollouts, ())
     located, shift = locate(given_BS, rollouts), _shift(given_BS, tokens_BT)
     found = [row for row in located if row is not None]
+    if shift is None and len(found) == len(located):
+        shift = _jumbled_shift(found, tokens_BT)
     sampled = _moment(run, update, rollouts, found)
     if len(found) < len(located) or shift is None:
         return {name: value for name, value in sampled.items() if name != "sampler_versions"}
@@ -307,6 +324,7 @@ def _plain(
         arrays = [_in_columns(values, offsets, width) for values in zip(*answers, strict=True)]
         of_policy = dict(zip(PLAIN_FIELDS, arrays, strict=True))
         if name == "plain":
+            plain["columns"] = (offsets, width)  # type: ignore[assignment]
             plain |= of_policy if temperature is not None else {"plain_raw_logprobs": of_policy["plain_raw_logprobs"]}
         elif temperature is not None:
             plain["plain_ref_logprobs"] = of_policy["plain_logprobs"]
@@ -358,6 +376,16 @@ def _shift(given_BS: Array, tokens_BT: Array) -> int | None:
         if ((given_BS[:, first : first + width] == tokens_BT) | (tokens_BT < 0)).all():
             return first
     return None
+
+
+def _jumbled_shift(found: Sequence[Found], tokens_BT: Array) -> int | None:
+    """Where each row holds the sampled tokens in another order: the column where the completions begin."""
+    starts = {row.completion for row in found}
+    sampled = [row.rollout.sampled_BT[row.row] for row in found]
+    if len(starts) > 1 or any(len(tokens) != tokens_BT.shape[1] for tokens in sampled):
+        return None
+    same = all(np.array_equal(np.sort(one), np.sort(other)) for one, other in zip(sampled, tokens_BT, strict=True))
+    return starts.pop() if same and starts else None
 
 
 def _rows(found: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, Any]:

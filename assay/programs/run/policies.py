@@ -25,6 +25,8 @@ from assay.programs.walk import walk
 from assay.record.batch import Array
 
 MOST_ACTIONS = 8192  # of one update
+LEAST_MOVED = 0.25  # of the actions: fewer that were not drawn may be exploration
+LOWEST = -1e4  # in place of -inf, which times 0 is not a number
 SAME_LOGPROB = 2e-5  # of the same action, in float32
 SAME_LOGITS = 1e-4  # of the same weights at the same state, in float32
 _MOVES = RESHAPES | {"cast", "clone", "detach", "element", "attribute", "index", "expand", "changed"}
@@ -188,20 +190,23 @@ def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str,
     if not all(len(rows) for rows, is_counted in zip(places, counted, strict=True) if is_counted):
         return {}
     versions = {draw.forward.version for draw in draws if draw.forward is not None}
-    if versions != {version} or drawn.is_cut or drawn.temperature is None:
+    if versions != {version}:
         return {}
     sampled_N = _sampled(actions_N, places, drawn.actions_N)
     if sampled_N is None:
         return {}
     found: dict[str, Any] = {
-        "temperature": drawn.temperature,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
         "sampler_versions": np.full(shape[0], version),
         "sampled_tokens": sampled_N.reshape(shape),
     }
-    plain_NA = _log_softmax(logits_NA / drawn.temperature)
+    if drawn.temperature is not None and not drawn.is_cut:
+        found |= {"temperature": drawn.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        plain_NA = _log_softmax(logits_NA / drawn.temperature)
+    else:  # by what the trainer means
+        finals = [final_logprobs(piece) for piece in update.pieces]
+        if len(finals) > 1 or finals[0] is None or finals[0].shape != logits_NA.shape or shape[1] > 1:
+            return found
+        plain_NA = np.maximum(finals[0], LOWEST)
     entropy_N = -(np.exp(plain_NA) * plain_NA).sum(axis=1)
     chosen = np.arange(len(actions_N)), actions_N
     found |= {
@@ -217,12 +222,14 @@ def _sampled(actions_N: Array, places: Sequence[Array], drawn_N: Array) -> Array
     """The action that was drawn for each row; None where others than the drawn ones are trained, as by exploration."""
     if Counter(actions_N.tolist()) - Counter(drawn_N.tolist()):
         return None
-    return np.array(
+    sampled_N = np.array(
         [
             action if not len(rows) or action in drawn_N[rows] else drawn_N[rows[0]]
             for action, rows in zip(actions_N, places, strict=True)
         ]
     )
+    moved = int((sampled_N != actions_N).sum())
+    return sampled_N if moved == 0 or moved >= LEAST_MOVED * len(actions_N) else None
 
 
 def _same(logits_A: Array, drawn_NA: Array) -> Array:
@@ -259,6 +266,25 @@ def piece_logits(piece: LossPiece) -> Array | None:
     """The logits that the log-probs in the loss were made of, before any temperature; [..., A]."""
     logits = base_logits(piece.new)
     return logits if logits is not None and logits.shape[:-1] == piece.ids.shape else None
+
+
+def final_logprobs(piece: LossPiece) -> Array | None:
+    """Of all actions, [N, A], by the distribution that the log-probs in the loss are of."""
+    made = next((made for made in _chain(piece.new) if made.op in _DISTRIBUTIONS), None)
+    if made is None:
+        return None
+    if made.op == "categorical":
+        given = made.arguments.get("logits") or made.arguments.get("probs")
+        is_log = "logits" in made.arguments
+    else:
+        given = made if made.op in ("softmax", "log_softmax") else made.input
+        is_log = made.op != "softmax"
+    numbers = numbers_of(given)
+    if numbers is None or numbers.shape[:-1] != piece.ids.shape:
+        return None
+    with np.errstate(divide="ignore"):
+        logits = numbers if is_log else np.log(np.maximum(numbers, 0))
+    return _log_softmax(logits.reshape(-1, logits.shape[-1]))
 
 
 def base_logits(value: Value) -> Array | None:

@@ -29,7 +29,7 @@ _MOVES = frozenset(
 )
 _SCALES = frozenset("sub div add mul".split())
 _SAME_ROWS = SAME | {"div", "add", "clamp"}
-_LAYOUTS = RESHAPES | _SAME_ROWS | {"transpose", "permute"}
+_LAYOUTS = RESHAPES | _SAME_ROWS | {"transpose", "permute", "index"}
 
 
 def replay(value: Value, at: At, same: frozenset[str] = SAME) -> Array | None:
@@ -135,6 +135,7 @@ def picked_rows(value: Value | None) -> Picked | None:
         base = base.input
     if not _length(base):
         return None
+    beside = _oldest_beside(base)
 
     def at(source: Value) -> Array | None:
         seen = sight(source)
@@ -147,7 +148,22 @@ def picked_rows(value: Value | None) -> Picked | None:
     if rows is None or rows.ndim == 0:
         return None
     flat = rows.reshape(len(rows), -1)
-    return Picked(base, flat[:, 0], last) if (flat == flat[:, :1]).all() else None
+    if not (flat == flat[:, :1]).all():
+        return None
+    inner = picked_rows(beside)
+    if inner is None:
+        return Picked(base, flat[:, 0], last)
+    return Picked(inner.base, inner.rows_B[flat[:, 0]], max(last, inner.last))
+
+
+def _oldest_beside(value: Value) -> Value | None:
+    """Of prompts and completions that were put beside each other, the older ones: their rows are the same."""
+    tensors, seen = value.arguments.get("tensors"), sight(value)
+    if value.op != "cat" or tensors is None or seen is None or value.setting("dim", 0) not in (1, -1):
+        return None
+    parts = [part for part in tensors.arguments.values() if _length(part) == seen.shape[0]]
+    is_wide = len(seen.shape) == 2 and len(parts) == len(tensors.arguments) > 0
+    return min(parts, key=lambda part: part.order) if is_wide else None
 
 
 def _is_scaled(value: Value) -> bool:
