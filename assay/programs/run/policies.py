@@ -195,10 +195,9 @@ def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str,
     sampled_N = _sampled(actions_N, places, drawn.actions_N)
     if sampled_N is None:
         return {}
-    found: dict[str, Any] = {
-        "sampler_versions": np.full(shape[0], version),
-        "sampled_tokens": sampled_N.reshape(shape),
-    }
+    found: dict[str, Any] = {"sampler_versions": np.full(shape[0], version)}
+    if (sampled_N != actions_N).any() or _are_single(places, drawn.actions_N):
+        found["sampled_tokens"] = sampled_N.reshape(shape)
     if drawn.temperature is not None and not drawn.is_cut:
         found |= {"temperature": drawn.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         plain_NA = _log_softmax(logits_NA / drawn.temperature)
@@ -230,6 +229,11 @@ def _sampled(actions_N: Array, places: Sequence[Array], drawn_N: Array) -> Array
     )
     moved = int((sampled_N != actions_N).sum())
     return sampled_N if moved == 0 or moved >= LEAST_MOVED * len(actions_N) else None
+
+
+def _are_single(places: Sequence[Array], drawn_N: Array) -> bool:
+    """Whether the logits of a row say which action was drawn: in a state that is met twice they do not."""
+    return all(len(set(drawn_N[rows].tolist())) <= 1 for rows in places)
 
 
 def _same(logits_A: Array, drawn_NA: Array) -> Array:

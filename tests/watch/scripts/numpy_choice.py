@@ -1,4 +1,4 @@
-"""PPO on a table of logits: actions are drawn by numpy, log-probs are those of cross_entropy, rows are kept in lists."""
+"""PPO on a table of logits: actions are drawn by numpy, log-probs are those of cross_entropy, rows lie in lists."""
 
 import numpy as np
 import torch

@@ -1,4 +1,8 @@
-"""Faults and sound variants of scripts with a small environment: (script, code that is expected, edits)."""
+"""Faults and sound variants: name --> (script, codes of which one is expected, edits), or (script, edits)."""
+
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent / "scripts"
 
 MIN = "-torch.min(ratio * advantages, clipped * advantages).mean()"
 FAULTS = {
@@ -51,14 +55,17 @@ FAULTS = {
     "drawn from the squares of the probabilities": (
         "bandit_groups.py",
         {"LAW01", "SAMP07"},
-        [("torch.multinomial(probabilities, 1)", "torch.multinomial(probabilities**2, 1)")],
+        [
+            ("torch.multinomial(probabilities, 1)", "torch.multinomial(probabilities**4, 1)"),
+            ("ACTIONS, GROUP, EPOCHS, CLIP = 12, 6, 5, 8,", "ACTIONS, GROUP, EPOCHS, CLIP = 12, 6, 5, 24,"),
+        ],
     ),
     "the gradient climbs": (
         "bandit_groups.py",
         {"LAW07", "LOSS01", "OPT06"},
         [("lr=5e-3)", "lr=5e-3, maximize=True)")],
     ),
-    "a rate of zero": ("bandit_groups.py", {"OPT02"}, [("lr=5e-3)", "lr=0.0)")]),
+    "a rate of zero": ("bandit_groups.py", {"OPT02", "HYP01"}, [("lr=5e-3)", "lr=0.0)")]),
     "returns without a sign in a list": (
         "reinforce_lists.py",
         {"LOSS01"},
@@ -76,11 +83,6 @@ FAULTS = {
         [("float(np.log(probabilities[action]))", "float(probabilities[action])")],
     ),
     "quotient of log-probs in a table": ("numpy_choice.py", {"RAT08"}, [("torch.exp(new - old)", "new / old")]),
-    "the mask is upside down": (
-        "episodes.py",
-        {"MASK02", "LAW06", "MASK01"},
-        [("-(gain * mask).sum() / mask.sum()", "-(gain * (1 - mask)).sum() / (1 - mask).sum()")],
-    ),
     "only the last step is trained": (
         "episodes.py",
         {"LAW05", "LAW06"},
@@ -114,13 +116,15 @@ FAULTS = {
         ],
     ),
 }
-ADVANTAGES = (
-    "advantages = ((table - table.mean(1, keepdim=True)) / (table.std(1, keepdim=True) + 1e-4)).view(-1)"
-)
+ADVANTAGES = "advantages = ((table - table.mean(1, keepdim=True)) / (table.std(1, keepdim=True) + 1e-4)).view(-1)"
 NEW = "            new = logprobs_of(model, prompts, completions)\n"
 FAULTS |= {
     "letters: the std over the prompts": ("letters.py", {"LAW04"}, [("table.std(1, keepdim=True)", "table.std(0)")]),
-    "letters: the mean over the prompts": ("letters.py", {"LAW04", "ADV02"}, [("table.mean(1, keepdim=True)", "table.mean(0)")]),
+    "letters: the mean over the prompts": (
+        "letters.py",
+        {"LAW04", "ADV02"},
+        [("table.mean(1, keepdim=True)", "table.mean(0)")],
+    ),
     "letters: advantages turned around": (
         "letters.py",
         {"ALGN10", "LAW04"},
@@ -161,20 +165,39 @@ FAULTS |= {
         {"LAW01", "SAMP02"},
         [
             (
+                "LETTERS, GROUP, TEMPERATURE, UPDATES = 0, 4, 6, 6,",
+                "LETTERS, GROUP, TEMPERATURE, UPDATES = 0, 4, 6, 24,",
+            ),
+            (
                 "        ids = torch.cat([ids,",
-                "        probabilities = torch.where(probabilities < 0.15, 0.0, probabilities)\n        ids = torch.cat([ids,",
-            )
+                "        probabilities = torch.where(probabilities < 0.15, 0.0, probabilities)\n"
+                "        ids = torch.cat([ids,",
+            ),
         ],
     ),
     "letters: a hook turns the gradients around": (
         "letters.py",
         {"LAW07"},
-        [("    prompts = torch.arange", "    for one in model.parameters():\n        one.register_hook(lambda grad: -grad)\n    prompts = torch.arange")],
+        [
+            (
+                "    prompts = torch.arange",
+                "    for one in model.parameters():\n"
+                "        one.register_hook(lambda grad: -grad)\n"
+                "    prompts = torch.arange",
+            )
+        ],
     ),
     "letters: gradients are turned around by hand": (
         "letters.py",
         {"LAW07"},
-        [("            optimizer.step()", "            for one in model.parameters():\n                one.grad.neg_()\n            optimizer.step()")],
+        [
+            (
+                "            optimizer.step()",
+                "            for one in model.parameters():\n"
+                "                one.grad.neg_()\n"
+                "            optimizer.step()",
+            )
+        ],
     ),
     "letters: only the last token is trained": (
         "letters.py",
@@ -263,7 +286,9 @@ SOUND = {
         [
             (
                 "            old = logprobs_of",
-                "            actions = torch.where(torch.rand(len(actions)) < 0.1, torch.randint(0, ACTIONS, actions.shape), actions)\n"
+                "            others = torch.randint(0, ACTIONS, actions.shape)\n"
+                "            actions = torch.where(torch.rand(len(actions)) < 0.1, others, actions)\n"
+                ""
                 "            old = logprobs_of",
             )
         ],
@@ -276,7 +301,9 @@ SOUND = {
                 "        for _ in range(EPOCHS):",
                 "        now = (states, actions, old, advantages)\n"
                 "        if kept is not None:\n"
-                "            states, actions, old, advantages = [torch.cat(two) for two in zip(kept, now, strict=True)]\n"
+                "            both = [torch.cat(two) for two in zip(kept, now, strict=True)]\n"
+                "            states, actions, old, advantages = both\n"
+                ""
                 "        kept = now\n"
                 "        for _ in range(EPOCHS):",
             ),
@@ -301,7 +328,10 @@ SOUND = {
             ("policy(states)", "policy(states)[0]"),
         ],
     ),
-    "letters: an advantage for each token": ("letters.py", [("advantages[:, None]", "advantages[:, None].expand(-1, LENGTH)")]),
+    "letters: an advantage for each token": (
+        "letters.py",
+        [("advantages[:, None]", "advantages[:, None].expand(-1, LENGTH)")],
+    ),
     "letters: groups lie in columns": (
         "letters.py",
         [
@@ -336,12 +366,26 @@ SOUND = {
     ),
     "letters: gradients are scaled by hand": (
         "letters.py",
-        [("            optimizer.step()", "            for one in model.parameters():\n                one.grad.mul_(0.5)\n            optimizer.step()")],
+        [
+            (
+                "            optimizer.step()",
+                "            for one in model.parameters():\n"
+                "                one.grad.mul_(0.5)\n"
+                "            optimizer.step()",
+            )
+        ],
     ),
     "letters: rewards of tokens to come": (
         "letters.py",
         [
-            ("rewards = ((completions == prompts).float() * mask).mean(dim=1)", "steps = (completions == prompts).float() * mask\n        rewards = steps.mean(dim=1)\n        togo = steps.flip(1).cumsum(1).flip(1)\n        togo = togo.view(-1, GROUP, LENGTH)\n        togo = (togo - togo.mean(1, keepdim=True)).view(-1, LENGTH)"),
+            (
+                "rewards = ((completions == prompts).float() * mask).mean(dim=1)",
+                "steps = (completions == prompts).float() * mask\n"
+                "        rewards = steps.mean(dim=1)\n"
+                "        togo = steps.flip(1).cumsum(1).flip(1)\n"
+                "        togo = togo.view(-1, GROUP, LENGTH)\n"
+                "        togo = (togo - togo.mean(1, keepdim=True)).view(-1, LENGTH)",
+            ),
             ("advantages[:, None]", "togo"),
         ],
     ),
