@@ -59,9 +59,9 @@ class ScriptObserver:
         self.recorder.parameter = self._parameter
         self.patches = Patches()
         self.kinds = run.kinds
-        self.kinds.owner = lambda tensor: self.models.of_parameter(tensor).number
         self.ledger = GradientLedger(run)
         self.models = Models(run)
+        self.kinds.owner = lambda tensor: self.models.of_parameter(tensor).number
         self.updates = UpdateReader(run, self.models)
         self.dropouts = 0  # in the pass under way
         self.inside: tuple[Any, list[int]] | None = None  # generate() under way: its model, widths of its passes
