@@ -100,7 +100,7 @@ def _sentences(run: WatchedRun) -> list[str]:
         )
     elif not run.batches:
         lines.append(
-            f"{len(run.updates)} optimizer steps were observed, but no log-probs of chosen tokens were recognised in "
-            "a loss"
+            f"{len(run.updates)} optimizer steps were observed, but no log-probs of chosen tokens or actions were "
+            "recognised in a loss"
         )
     return lines

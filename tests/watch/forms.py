@@ -132,7 +132,7 @@ FAULTS |= {
     ),
     "letters: one more whitening in each sequence": (
         "letters.py",
-        {"LAW04", "LAW05", "ADV10"},
+        {"ADV06", "LAW04"},
         [
             ("advantages[:, None]", "advantages_BT"),
             (
@@ -147,7 +147,7 @@ FAULTS |= {
     ),
     "letters: a shift by one in a loop over rows": (
         "letters.py",
-        {"LAW03", "ALGN01"},
+        {"LAW02", "ALGN02"},
         [
             (
                 "    scores = torch.log_softmax(logits / TEMPERATURE, dim=-1)\n"

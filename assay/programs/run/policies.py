@@ -120,11 +120,20 @@ def action_fields(run: WatchedRun, update: WatchedUpdate, fields: dict[str, Any]
     found["step"] = sorted(set(moments)).index(newest) + 1
     older = [draw for draw in run.samplings if draw.value.order < draws[0].value.order][-MOST_ACTIONS:]
     if _are_older(fields, draws, older):
-        return found  # a buffer of several rollout batches: no single number says how old its rows are
+        _note(run, "rows of earlier rollout batches are trained again: checks of fresh rows were not asked of them")
+        return found
     found["update"] = since - 1
-    if since == 1 and is_drawn:
-        found |= _located(update, draws, fields, version)
+    if since == 1:
+        located = _located(update, draws, fields, version) if is_drawn else {}
+        found |= located
+        if not located:
+            _note(run, "which draw each trained action comes from is not known: what was sampled could not be compared")
     return found
+
+
+def _note(run: WatchedRun, sentence: str) -> None:
+    if sentence not in run.notes:
+        run.notes.append(sentence)
 
 
 def _are_older(fields: dict[str, Any], draws: Sequence[Sampling], older: Sequence[Sampling]) -> bool:
