@@ -349,7 +349,11 @@ def _is_on_top(mode: CallRecorder) -> bool:
 
 def _is_parameter(tensor: Tensor) -> bool:
     with torch._C.DisableTorchFunction():
-        return isinstance(tensor, torch.nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)
+        if isinstance(tensor, torch.nn.Parameter):
+            return True
+        return (
+            tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        )  # theta[0] without a gradient is a leaf
 
 
 def _holds_tensor(part: Any) -> bool:
