@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"engine", "policy", "tasks", "rewards", "record", "foreign", "examine"},
     "programs": {"record", "policy", "examine"},
     "doctor": {"record", "programs"},
-    "watch": {"programs", "record", "doctor"},
+    "watch": {"programs", "record", "doctor", "adapters"},
     "observation": {"record", "doctor", "policy"},
     "adapters": {"record", "doctor", "policy", "examine"},
     "cli": set("train record tasks rewards reward_check doctor observation programs watch".split()),

@@ -178,6 +178,7 @@ class Attached(ABC):
         self._batches: list[Batch] = []
         self.reference_row = ReferenceRow()
         self._last_weights: tuple[int, Weights] | None = None  # updates done, and what the last one did
+        self.after_look: Callable[[], None] | None = None  # called after each update, when the doctor has looked
         self._written: int | None = None  # rows of curves; None: training has not begun
         self._began = self._step_began = time.perf_counter()
 
@@ -190,11 +191,19 @@ class Attached(ABC):
         """Root causes first."""
         return self.diagnosis.findings
 
+    @property
+    def batches(self) -> list[Batch]:
+        """The newest that were looked at."""
+        return list(self._batches)
+
+    @property
+    def curves(self) -> Curves | None:
+        doctor = self._doctor
+        return Curves(doctor.rows, doctor.timings, settings=doctor.settings) if doctor.rows else None
+
     def report(self, how: str = "full") -> str:
         """full, concise, json, sarif, github or md, as `assay doctor --format` prints it."""
-        doctor = self._doctor
-        curves = Curves(doctor.rows, doctor.timings, settings=doctor.settings) if doctor.rows else None
-        evidence = Evidence(batches=tuple(self._batches), curves=curves)
+        evidence = Evidence(batches=tuple(self._batches), curves=self.curves)
         return write([Report.of(str(self.directory), evidence, self.diagnosis)], how)
 
     # what an adapter knows of its trainer
@@ -269,6 +278,8 @@ class Attached(ABC):
             self._rollouts.updates += 1
         self._forget_update()
         self._step_began = time.perf_counter()
+        if self.after_look is not None:
+            self.after_look()
 
     def complete_row(self, found: Mapping[str, Any]) -> None:
         """The row of the newest step stays open until the next: a trainer may log after the step."""

@@ -58,8 +58,11 @@ class AttachError(TypeError):
     """What was given cannot be attached to. The message is one sentence with the fix."""
 
 
-def attach(trainer: Any) -> Attached:
-    """Puts the doctor beside a trl.GRPOTrainer, or a subclass of it; before train(), or while it runs."""
+def attach(trainer: Any, *, directory: Path | None = None, report: Callable[[str], None] = logger.warning) -> Attached:
+    """Puts the doctor beside a trl.GRPOTrainer, or a subclass of it; before train(), or while it runs.
+
+    `directory`: where it writes, `assay` in the trainer's output directory if it is not given; `report` is called with
+    each line that it has to say."""
     try:
         wanted = _trl_trainer()
     except ImportError as error:
@@ -73,16 +76,22 @@ def attach(trainer: Any) -> Attached:
         raise AttachError(f"this version of TRL has no GRPOTrainer.{absent[0]}; attach(trainer) knows TRL 1.16")
     if getattr(trainer, _MARK, None) is not None:
         raise AttachError("the doctor is attached to this trainer already; call attach(trainer) once")
-    attached = AttachedToTRL(trainer)
+    attached = AttachedToTRL(trainer, directory or Path(trainer.args.output_dir) / "assay", report)
     setattr(trainer, _MARK, attached)
     return attached
+
+
+def attached_to(trainer: Any) -> Attached | None:
+    """What attach(trainer) returned, if the script has called it."""
+    found: Attached | None = getattr(trainer, _MARK, None)
+    return found
 
 
 class AttachedToTRL(Attached):
     """Wraps methods of a GRPOTrainer and sees through them what it does."""
 
-    def __init__(self, trainer: Any) -> None:
-        super().__init__(Path(trainer.args.output_dir) / "assay", logger.warning, "trl")
+    def __init__(self, trainer: Any, directory: Path, report: Callable[[str], None]) -> None:
+        super().__init__(directory, report, "trl")
         self.trainer = trainer
         self._coming: TRLGeneration | None = None  # that is being made
         self._scored: tuple[dict[str, Any], Any] | None = None  # arguments and answer of the last scoring pass

@@ -1,6 +1,7 @@
 """The process in which the script runs: python -m assay.watch.child SETTINGS script.py arguments
 
-SETTINGS is JSON: where the report is to be written, in which form, after how many optimizer steps to stop.
+SETTINGS is JSON: where the report is to be written, in which form, after how many optimizer steps to stop. The report
+is shown from here, and at once: whatever ends this process or its parent later, the report is there.
 
 Before the script nothing is imported but the standard library: what a script sets before it imports numpy or torch
 must count. Whatever fails here is reported and never reaches the script.
@@ -22,21 +23,26 @@ from assay.watch.process import run_script
 if TYPE_CHECKING:
     from assay.programs.run.observe.places import Places
     from assay.programs.run.watched import ScriptFailure, WatchedRun
+    from assay.watch.trl_runs import TRLRuns
 
 
 class ScriptWatch:
-    """Holds the run; begins when torch is imported; writes the report when enough was seen, and at the end."""
+    """Holds the run; begins when torch is imported; writes the report when three rollout batches were seen, when the
+    observation is over, and when the script fails."""
 
     def __init__(self, script: Path, settings: dict[str, Any]) -> None:
         self.script, self.folder = script, os.getcwd()
         self._whole = script.resolve()  # the script may go to another folder
         self.settings = settings
         self.observer: Any = None
-        self._written = False
+        self.trl: TRLRuns | None = None
+        self._written = self._is_over = False
+        self._shown: list[Any] | None = None  # findings of the report that was shown last
         self._faults: list[str] = []
         self._imports = AfterImport(
             {
                 "torch": lambda module: shielded(self._broke, self._torch, module),
+                "trl.trainer.grpo_trainer": lambda module: shielded(self._broke, self._trl, module),
                 "transformers.generation.utils": lambda module: shielded(self._broke, self._transformers, module),
             }
         )
@@ -65,11 +71,20 @@ class ScriptWatch:
         from assay.programs.run.observe.observer import ScriptObserver
 
         self.observer = ScriptObserver(self.run, self.places, self.settings["steps"], self._enough)
+        self.observer.seen_some = self._seen_some
         self.observer.start()
 
     def _transformers(self, module: Any) -> None:
         if self.observer is not None:
             self.observer.watch_generate(module)
+
+    def _trl(self, module: Any) -> None:
+        if self.observer is not None:
+            from assay.watch.trl_runs import TRLRuns
+
+            self.trl = TRLRuns(self.run, self.observer, Path(self.settings["result"]).parent, self._broke)
+            self.trl.seen_some = self._seen_some
+            self.trl.watch(module)
 
     def _after_fork(self) -> None:
         """A worker is not watched."""
@@ -80,15 +95,24 @@ class ScriptWatch:
         if self.observer is not None:
             self.observer.stop()
 
+    def _seen_some(self) -> None:
+        """Three rollout batches: the report so far; more is observed, and what is computed now must not be kept."""
+        shielded(self._broke, self.write)
+        self.run.computed.clear()
+
     def _enough(self) -> None:
+        self._is_over = True
         shielded(self._broke, self.write)
 
     def ended(self, error: BaseException | None) -> None:
-        if self._written and not _is_failure(error):
+        if self._is_over and self._written and not _is_failure(error):
             return
         shielded(self._broke, self._off)
         if _is_failure(error):
+            self._shown = None  # how it ended is news
             shielded(self._broke, self._explain, error)
+        elif isinstance(error, SystemExit) and error.code not in (None, 0) and self.observer is None:
+            self.run.notes.append("the script ended by itself before it imported torch; its own words say why")
         if self.observer is not None:
             shielded(self._broke, self.observer.updates.settle)
         shielded(self._broke, self.write)
@@ -122,14 +146,34 @@ class ScriptWatch:
 
         self.run.notes += self._faults
         self._faults = []
-        self._put(report(self.run, self.settings))
+        self._put(report(self.run, self.settings, None if self.trl is None else self.trl.curves))
         self._written = True
+
+    def _show(self, result: dict[str, Any]) -> bool:
+        """To stderr or to the file of --out; False: it could not be, and the parent has to."""
+        from assay.doctor.command import print_report
+        from assay.machine import durable
+
+        stream, out = sys.__stderr__, self.settings["out"]
+        is_news, self._shown = result["findings"] != self._shown or self._shown is None, result["findings"]
+        try:
+            if out is not None:
+                durable.replace_file(Path(out), f"{result['text']}\n".encode("utf-8", "backslashreplace"))
+            if is_news and stream is not None:
+                print_report(
+                    result["text"] if out is None else f"{self.settings['shown_out']}: {result['counts']}", stream
+                )
+                stream.flush()
+        except (OSError, ValueError):  # a full disk; a stream that the script has closed
+            return False
+        return stream is not None
 
     def _write_faults(self) -> None:
         lines = [f"assay watch: {fault}" for fault in self._faults]
-        self._put({"text": "\n".join(lines), "counts": "no report", "code": 0})
+        self._put({"text": "\n".join(lines), "counts": "no report", "code": 0, "findings": []})
 
     def _put(self, result: dict[str, Any]) -> None:
+        result["is_shown"] = "out" in self.settings and self._show(result)
         path = Path(self.settings["result"])
         aside = path.with_suffix(".part")
         aside.write_text(json.dumps(result), encoding="utf-8")

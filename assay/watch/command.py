@@ -1,4 +1,4 @@
-"""The command `assay watch`: starts the script in its own process, waits, prints what was found."""
+"""The command `assay watch`: starts the script in its own process, which shows what was found, and waits."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from assay.machine import durable
 from assay.machine.interpreter import python_command
 from assay.machine.user_error import UserError
 
+_NOT_PYTHON = frozenset((".json", ".jsonl", ".yaml", ".yml", ".sh", ".md", ".txt", ".log", ".csv", ".safetensors"))
 _BY_SIGNAL = 128  # a shell's exit code of a process that a signal ended
 
 
@@ -49,6 +50,8 @@ def run(
         result = Path(folder) / "report.json"
         settings = {
             "result": str(result),
+            "out": None if out is None else str(out.absolute()),
+            "shown_out": None if out is None else escape(str(out)),
             "steps": steps,
             "how": how,
             "fail_on": fail_on,
@@ -63,7 +66,8 @@ def run(
     if report is None:
         print(f"assay watch: {escape(str(script))} ended before a report could be written", file=sys.stderr)
         return code
-    _print(report, out)
+    if not report["is_shown"]:
+        _print(report, out)
     return code or int(report["code"])
 
 
@@ -73,6 +77,10 @@ def _look_at(script: Path, steps: int | None, how: str, out: Path | None) -> Non
         raise WatchError(f"{script} {what}; give the Python file that trains")
     if script.suffix.lower() == ".ipynb":
         raise WatchError(f"{script} is a notebook, which assay doctor reads; export it as a script to watch it run")
+    if script.suffix.lower() == ".toml":
+        raise WatchError(f"{script} is a configuration; run `assay train {script}`, which has the doctor in it")
+    if script.suffix.lower() in _NOT_PYTHON:
+        raise WatchError(f"{script} is not a Python file; give the Python file that trains")
     if steps is not None and steps < 1:
         raise WatchError(f"--steps is {steps}; give 1 or more optimizer steps, or leave it out")
     if how not in FORMATS:

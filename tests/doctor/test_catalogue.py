@@ -15,6 +15,7 @@ from assay.verdict import Confidence, Severity, State
 
 ILLNESSES = catalogue()
 SHOWN_BY_CURVES = {
+    "LAW01",
     "ADV03",
     "HYP01",
     "MET08",

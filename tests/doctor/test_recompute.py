@@ -355,7 +355,7 @@ def wrong_losses(batch):
 
 @pytest.mark.parametrize("name", wrong_losses(moved(kl_coef=1.0)))
 def test_every_wrong_loss_is_named(name):
-    batch = moved(kl_coef=1.0, max_tokens=15, microbatches=2, clip_low=0.05, clip_high=0.05)
+    batch = moved(kl_coef=1.0, max_tokens=15, microbatches=2, clip_low=0.06, clip_high=0.06)
     match = nearest_loss(edit_batch(batch, loss=wrong_losses(batch)[name]))
     assert match.fits
     assert name in match.variant.name

@@ -45,6 +45,7 @@ from assay.verdict import (
     healthy,
     not_applicable,
     not_enough_data,
+    seen_directly,
 )
 
 TOKENS = 100  # fewer say nothing

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from assay.examine.part import Part, join, join_inputs, sampled_fields
+from assay.programs.graph import Value
 from assay.programs.run.objective import KlTerm, objective_of, penalty_of
-from assay.programs.run.rewards import credit_of
+from assay.programs.run.policies import MOST_ACTIONS, Layout, action_fields, is_of_states, layout_of
+from assay.programs.run.rewards import Credit, credit_of
 from assay.programs.run.roles import LossPiece, is_corrected
 from assay.programs.run.rollouts import Found, SampledRows, locate, moment, rollouts_of
-from assay.programs.run.sight import numbers_of
+from assay.programs.run.rows import placed_numbers
+from assay.programs.run.sight import is_mask, numbers_of, shape_of
 from assay.programs.run.watched import Backward, WatchedRun, WatchedUpdate, spot_of
 from assay.record.batch import PLAIN_FIELDS, Array, Batch, BatchError
 
@@ -40,17 +43,22 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
     pieces = update.pieces
     if not pieces or any(backward.roles is None for backward in update.backwards):
         return None
-    update.parts = tuple(np.atleast_2d(piece.ids).shape for piece in pieces)
+    layouts = [layout_of(piece, run) for piece in pieces]
+    update.parts = tuple((layout.rows, layout.width) for layout in layouts)
     rows, width = range(sum(rows for rows, _ in update.parts)), max(width for _, width in update.parts)
-    if not 0 < len(rows) <= MOST_ROWS or width == 0:
+    are_actions = all(map(is_of_states, pieces))
+    if not 0 < len(rows) <= (MOST_ACTIONS if are_actions else MOST_ROWS) or width == 0:
         return None
+    if are_actions:  # a loss that is added up action by action is one part
+        counts = [sum(layout.rows for layout in layouts[part]) for part in _spans(update)]
+        update.parts = tuple((count, width) for count in counts)
     penalties = [
         penalty_of(backward.roles, piece)
         for backward in update.backwards
         if backward.roles is not None
         for piece in backward.pieces
     ]
-    parts = _parts(update, penalties)
+    parts = _parts(update, penalties, layouts)
     fields: dict[str, Any] = join(parts, rows, width)
     if _reaches_outside(fields.get("mask"), fields.get("gradients")):
         del fields["mask"]  # what was taken for the mask is none, or not all of it
@@ -63,8 +71,9 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
     given = [{name: numbers_of(getattr(piece.forward, name)) for name in _INPUTS} for piece in pieces]
     fields |= join_inputs(parts, given, rows)
     fields["tokens"] = _with_uncounted(fields["tokens"], fields.get("input_ids"))
-    fields |= _sampled(run, update, ask, fields)
-    if "attention_mask" not in fields and fields.get("update") == 0 and "plain_logprobs" in fields:
+    fields |= action_fields(run, update, fields) if are_actions else _sampled(run, update, ask, fields)
+    is_plain = fields.get("update") == 0 and "plain_logprobs" in fields and "input_ids" in fields
+    if "attention_mask" not in fields and is_plain:
         # a pass without a mask attends to everything; whether that moves log-probs, plain log-probs show
         fields["attention_mask"] = np.ones(fields["input_ids"].shape, dtype=bool)
     fields |= _penalty_settings(run, pieces, penalties)
@@ -74,12 +83,33 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _spans(update: WatchedUpdate) -> list[slice]:
+    """Of the pieces of each backward among all pieces."""
+    ends = np.cumsum([len(backward.pieces) for backward in update.backwards]).tolist()
+    return [slice(first, last) for first, last in zip([0, *ends], ends, strict=False)]
+
+
 def _numbers(update: WatchedUpdate) -> dict[str, Any]:
-    """What was measured of the update; where the optimizer climbs, uphill is the way down for what is minimised."""
+    """What was measured of the update; where the optimizer climbs, uphill is the way down for what is minimised.
+
+    Later steps carry the gradients of earlier batches on: in small batches they may well go against the last one."""
     numbers = dict(update.numbers)
+    if update.number > 0:
+        numbers.pop("descent", None)
     if update.maximize and "descent" in numbers:
         numbers["descent"] = -numbers["descent"]
     return numbers
+
+
+def add_after(fields: dict[str, Any], ask: Callable[[], list[Plain] | None]) -> None:
+    """Plain log-probs after the step, where those before it are known; `ask` gives them for the same rows."""
+    columns = fields.pop("columns", None)
+    if columns is None or not {"plain_logprobs", "gradients", "objective", "loss"} <= fields.keys():
+        return  # a bonus or a critic in the loss has a say in the step, too
+    answers = ask()
+    if answers is not None:
+        fields["sequences"] = len(fields["plain_logprobs"])  # all that the update has
+        fields["plain_logprobs_after"] = _in_columns([answer.scaled_T for answer in answers], *columns)
 
 
 def batch_of(fields: Mapping[str, Any], update: WatchedUpdate, notes: list[str]) -> Batch | None:
@@ -95,25 +125,28 @@ def batch_of(fields: Mapping[str, Any], update: WatchedUpdate, notes: list[str])
 # -- the tensors in the loss
 
 
-def _parts(update: WatchedUpdate, penalties: Sequence[KlTerm | None]) -> list[Part]:
+def _parts(update: WatchedUpdate, penalties: Sequence[KlTerm | None], layouts: Sequence[Layout]) -> list[Part]:
     """One for each piece, rows numbered through; a field is per row in all parts, or per token in all."""
     is_credited = all(piece.advantages is not None and "advantages" not in piece.unsure for piece in update.pieces)
     groups: dict[int, Array | None] = {}
     parts: list[Part] = []
     first = 0
     pieces = [(backward, piece) for backward in update.backwards for piece in backward.pieces]
-    for (backward, piece), penalty, shape in zip(pieces, penalties, update.parts, strict=True):
+    for (backward, piece), penalty, layout in zip(pieces, penalties, layouts, strict=True):
+        shape = (layout.rows, layout.width)
         per_token = _arrays(backward, piece, update.maximize)
         per_token["kl"] = None if penalty is None else penalty.numbers
         per_row = _credit(piece, groups) if is_credited else {}
         either = {name: per_row[name] for name in ("advantages", "ratio") if name in per_row}
-        arrays = _fitting(per_token | either, shape) | _fitting(per_row, shape[:1])
+        whole = {name: array for name, array in (per_token | either).items() if array is not None}
+        arrays = {name: layout.put(array) for name, array in whole.items() if array.size == math.prod(shape)}
+        arrays |= _fitting(per_row, shape[:1])
         parts.append(Part(tuple(range(first, first + shape[0])), arrays))
         first += shape[0]
     wide = {name for part in parts for name, array in part.tensors.items() if array.ndim == 2}
     return [
-        replace(part, tensors=_widen(part.tensors, wide, shape))
-        for part, shape in zip(parts, update.parts, strict=True)
+        replace(part, tensors=_widen(part.tensors, wide, (layout.rows, layout.width)))
+        for part, layout in zip(parts, layouts, strict=True)
     ]
 
 
@@ -133,7 +166,7 @@ def _widen(arrays: Mapping[str, Array], wide: set[str], shape: tuple[int, int]) 
 def _arrays(backward: Backward, piece: LossPiece, maximize: bool) -> dict[str, Array | None]:
     counted, seen = piece.ids >= 0, numbers_of(piece.mask)
     mask = None if seen is None else (seen.astype(bool) ^ piece.mask_is_inverted) & counted
-    caught = backward.gradients.get(id(piece.new))
+    caught = backward.gradients.get(id(_innermost(piece.new, backward)))
     gradients = None if caught is None else caught.numbers
     return {
         "tokens": piece.ids,
@@ -145,9 +178,23 @@ def _arrays(backward: Backward, piece: LossPiece, maximize: bool) -> dict[str, A
     }
 
 
+def _innermost(new: Value, backward: Backward) -> Value:
+    """The log-probs as the distribution gave them: a detach may stand between them and those in the loss."""
+    while new.op in ("where", "masked_fill", "mul", "nan_to_num"):
+        others = [value for value in new.arguments.values() if id(value) in backward.gradients]
+        is_masking = new.op != "mul" or any(map(is_mask, new.arguments.values()))
+        if len(others) != 1 or not is_masking or shape_of(others[0]) != shape_of(new):
+            break
+        new = others[0]
+    return new
+
+
 def _credit(piece: LossPiece, groups: dict[int, Array | None]) -> dict[str, Array | None]:
     assert piece.advantages is not None
     advantages, credit = numbers_of(piece.advantages), credit_of(piece.advantages, groups)
+    placed = placed_numbers(piece.advantages)
+    if placed is not None and not np.array_equal(placed.rows_B, np.arange(len(placed.rows_B))):
+        credit = Credit(None, None)  # they were put into another layout: which reward is this row's is not known
     return {
         "advantages": None if advantages is None else piece.sign * advantages,
         "ratio": None if piece.old is None else numbers_of(piece.ratio),
@@ -222,7 +269,9 @@ def _objective(run: WatchedRun, fields: Mapping[str, Any], pieces: Sequence[Loss
     if place not in run.objectives:
         return {}
     objective, is_all = run.objectives[place]
-    return {"objective": objective} if is_all else {"objective": objective, "loss": None}  # a critic's loss is in it
+    is_first = fields.get("update") == 0 and not fields.get("correction")  # later ones may clip in a way of their own
+    stated = {"objective": objective} | ({"correction": "off"} if is_first else {})
+    return stated if is_all else {**stated, "loss": None}  # a critic's loss is in it
 
 
 # -- what was sampled
@@ -235,6 +284,8 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
         return _moment(run, update, rollouts, ())
     located, shift = locate(given_BS, rollouts), _shift(given_BS, tokens_BT)
     found = [row for row in located if row is not None]
+    if shift is None and len(found) == len(located):
+        shift = _jumbled_shift(found, tokens_BT)
     sampled = _moment(run, update, rollouts, found)
     if len(found) < len(located) or shift is None:
         return {name: value for name, value in sampled.items() if name != "sampler_versions"}
@@ -273,6 +324,7 @@ def _plain(
         arrays = [_in_columns(values, offsets, width) for values in zip(*answers, strict=True)]
         of_policy = dict(zip(PLAIN_FIELDS, arrays, strict=True))
         if name == "plain":
+            plain["columns"] = (offsets, width)  # type: ignore[assignment]
             plain |= of_policy if temperature is not None else {"plain_raw_logprobs": of_policy["plain_raw_logprobs"]}
         elif temperature is not None:
             plain["plain_ref_logprobs"] = of_policy["plain_logprobs"]
@@ -324,6 +376,16 @@ def _shift(given_BS: Array, tokens_BT: Array) -> int | None:
         if ((given_BS[:, first : first + width] == tokens_BT) | (tokens_BT < 0)).all():
             return first
     return None
+
+
+def _jumbled_shift(found: Sequence[Found], tokens_BT: Array) -> int | None:
+    """Where each row holds the sampled tokens in another order: the column where the completions begin."""
+    starts = {row.completion for row in found}
+    sampled = [row.rollout.sampled_BT[row.row] for row in found]
+    if len(starts) > 1 or any(len(tokens) != tokens_BT.shape[1] for tokens in sampled):
+        return None
+    same = all(np.array_equal(np.sort(one), np.sort(other)) for one, other in zip(sampled, tokens_BT, strict=True))
+    return starts.pop() if same and starts else None
 
 
 def _rows(found: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, Any]:

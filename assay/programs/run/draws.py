@@ -49,6 +49,9 @@ def sampling_of(value: Value, kinds: RunKinds) -> Sampling:
     temperature: float | None = 1.0
     cuts: list[str] = []
     for current in chain(value.input, ends=("forward",)):
+        made = kinds.learned_in(current)
+        if made is not None and made.value is current:
+            break  # the last layer
         if current.op in ("div", "mul"):
             factor = number_of(current.arguments.get("other"))
             if factor is None or factor <= 0:
@@ -69,7 +72,8 @@ def chain(value: Value | None, ends: tuple[str, ...] = ("forward", "given")) -> 
     """The value and what its numbers were made of, back to the pass."""
 
     def before(made: Value) -> list[Value]:
-        return [made.arguments[name] for name in ("input", "logits", "probs") if name in made.arguments][:1]
+        named = [made.arguments[name] for name in ("input", "other", "logits", "probs") if name in made.arguments]
+        return [given for given in named if given.op != "constant"][:1]  # where(condition, 0.0, weights)
 
     made_of = walk([value] if value is not None else [], before, until=lambda made: made.op in ends)
     return (weights for weights in made_of if weights.op not in ends)

@@ -5,8 +5,9 @@ Names play no part. A value of which this cannot be said is None.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from assay.programs.facts.kinds import LOG_OF, ONE_OF, Kind
 from assay.programs.graph import SAME_NUMBERS, UNKNOWN, Value
@@ -22,6 +23,9 @@ KEEPS_NUMBERS = SAME_NUMBERS | {"index", "attribute"}  # in a run what has an in
 _SAME = KEEPS_NUMBERS | {"changed", "setitem", "repeat_interleave", "nan_to_num"}
 _SAME_LOGITS = _SAME | {"div", "mul", "masked_fill", "where", "clamp", "scatter", "add", "topk", "sort"}
 
+DRAWS = frozenset(("multinomial", "sample", "leave"))
+_ORIGINS = frozenset(("forward", "generate", "multinomial", "sample"))
+
 
 class RunKinds:
     """Kinds of values, remembered; and which pass a value came from. What Kinds (facts/kinds.py) is for a text."""
@@ -29,6 +33,10 @@ class RunKinds:
     def __init__(self) -> None:
         self.logits: set[int] = set()  # ids of Values that are a model's logits
         self.forwards: dict[int, Forward] = {}  # by id of the Value of the pass
+        # parameters that the script itself uses: the tensor, and how often it was stepped before
+        self.parameters: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.owner: Callable[[Any], int] | None = None  # the number of the model that a parameter belongs to
+        self._learned: dict[int, Forward | None] = {}
         self._kinds: dict[int, Kind | None] = {}
         self._kept: list[Value] = []  # an id is only good as long as its Value lives
 
@@ -57,10 +65,10 @@ class RunKinds:
         inner = self.of(first)
         if op in ("log_softmax", "softmax") and inner is not None:
             return Kind.LOG_SOFTMAX if op == "log_softmax" else Kind.PROBABILITIES
-        if op in ("log_softmax", "softmax") and _is_vocabulary_wide(first):
+        if op in ("log_softmax", "softmax") and (_is_vocabulary_wide(first) or self.learned_in(first) is not None):
             return Kind.LOG_SOFTMAX if op == "log_softmax" else Kind.PROBABILITIES
         if inner is None:
-            return None
+            return self._of_actions(value, first)
         if op == "log":
             return LOG_OF.get(inner)
         if op == "logsumexp":
@@ -94,6 +102,53 @@ class RunKinds:
             return inner
         return None
 
+    def _of_actions(self, value: Value, first: Value) -> Kind | None:
+        """Of logits that no pass returned: what is done to them shows that they are."""
+        if self.learned_in(first) is None:
+            return None
+        if value.op == "logsumexp":
+            return Kind.LOGSUMEXP
+        if value.op == "cross_entropy" and value.setting("reduction", "mean") == "none":
+            return Kind.NEGATIVE_LOGPROBS
+        other = value.arguments.get("other")
+        if value.op != "sub" or other is None or self.of(other) is not Kind.LOGSUMEXP:
+            return None
+        logits = other.input if other.op == "logsumexp" else other.input.input if other.input is not None else None
+        if logits is first:
+            return Kind.LOG_SOFTMAX
+        is_one = first.op in ("gather", "take_along_dim", "index", *SAME_NUMBERS)
+        return Kind.LOGPROBS if is_one and logits is not None and any(made is logits for made in walk(first)) else None
+
+    def learned_in(self, value: Value | None) -> Forward | None:
+        """The operation that made the value of a parameter, outside of any model's pass; the last if there are several.
+
+        What was drawn or compared is not learned, nor what is made of it."""
+        waiting = [] if value is None else [value]
+        while waiting:
+            current = waiting[-1]
+            inner = [] if self._ends_learning(current) else list(current.arguments.values())
+            unknown = [argument for argument in inner if id(argument) not in self._learned]
+            if unknown and id(current) not in self._learned:
+                self._learned[id(current)] = None  # stops at a value that is met again
+                waiting += unknown
+                continue
+            waiting.pop()
+            passes = [found for argument in inner if (found := self._learned.get(id(argument))) is not None]
+            used = [self.parameters[id(argument)] for argument in inner if id(argument) in self.parameters]
+            self._kept.append(current)
+            tensor = used[0][0]() if used else None
+            if tensor is not None and self.owner is not None:
+                self._learned[id(current)] = _pass_of(current, self.owner(tensor), used[0][1])
+            else:
+                self._learned[id(current)] = max(passes, key=lambda found: found.value.order, default=None)
+        return None if value is None else self._learned[id(value)]
+
+    def _ends_learning(self, value: Value) -> bool:
+        seen = sight(value)
+        if value.op in ("forward", "generate", "sample", "multinomial", "given", "constant"):
+            return True
+        return id(value) in self.parameters or (seen is not None and not seen.is_floating)
+
     def _of_parts(self, value: Value) -> Kind | None:
         kinds = {
             self.of(part) for part in value.arguments.values() if part.op != "constant" or part.constant is UNKNOWN
@@ -114,11 +169,20 @@ class RunKinds:
         """The nearest pass that the value was made of."""
         if value is None:
             return None
-        return next((self.forwards.get(id(made)) for made in above(value) if made.op == "forward"), None)
+        found = next((self.forwards.get(id(made)) for made in above(value) if made.op == "forward"), None)
+        if found is not None:
+            return found
+        return self.learned_in(value.input if value.op in DRAWS and value.input is not None else value)
 
     def pass_of(self, value: Value | None) -> Forward | None:
         """The pass whose log-probs of chosen tokens these are."""
         return self.forward_of(value) if value is not None and self.of(value) is Kind.LOGPROBS else None
+
+
+def _pass_of(value: Value, model: int, version: int) -> Forward:
+    from assay.programs.run.watched import Forward
+
+    return Forward(value, model, version, dropout=0, input_ids=None, attention_mask=None, position_ids=None)
 
 
 def differences_in(values: Iterable[Value]) -> Iterator[tuple[Value, Value, Value]]:
@@ -135,12 +199,14 @@ def differences_in(values: Iterable[Value]) -> Iterator[tuple[Value, Value, Valu
 
 def above(value: Value) -> Iterator[Value]:
     """The value and what it was made of, nearest first; ids that a model was given do not count as made of."""
-    return walk(value, until=lambda made: made.op in ("forward", "generate"))
+    return walk(value, until=lambda made: made.op in _ORIGINS and (made is not value or made.op not in DRAWS))
 
 
 def _by_a_number(value: Value) -> bool:
     other = value.arguments.get("other")
-    return other is not None and isinstance(other.constant, (int, float)) and other.constant != -1
+    if other is None or other.op == "element":  # whose constant says which element it is
+        return False
+    return isinstance(other.constant, (int, float)) and other.constant != -1
 
 
 def _is_vocabulary_wide(value: Value) -> bool:

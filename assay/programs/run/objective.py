@@ -23,6 +23,7 @@ from assay.record.batch import Array
 from assay.types import Totals
 
 GRADIENT_FIT = 1e-3  # of the largest gradient
+LEAST_LIVING = 4  # tokens with a gradient: fewer show no formula
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,18 @@ def _number(value: Value) -> float | None:
     return next((number for side in sides if not requires_grad(side) and (number := number_of(side)) is not None), None)
 
 
+def _fits_the_living(pull_BT: Array, gradients_BT: Array) -> bool:
+    """Whether all gradients that are not 0 are these, some or all of them of the other sign; some are 0 that should not
+    be: what a detach, a slice or a second mask leaves behind."""
+    living_BT = gradients_BT != 0
+    dead_BT = ~living_BT & (np.abs(pull_BT) > GRADIENT_FIT * np.abs(pull_BT).max())
+    if not dead_BT.any() or living_BT.sum() < LEAST_LIVING or (pull_BT[living_BT] == 0).any():
+        return False
+    factors = gradients_BT[living_BT] / pull_BT[living_BT]
+    middle = float(np.median(factors))
+    return middle != 0 and bool(np.abs(factors / middle - 1).max() <= 10 * GRADIENT_FIT)
+
+
 def objective_of(fields: Mapping[str, Any], pieces: Sequence[LossPiece]) -> tuple[str, bool] | None:
     """(grpo, bnpo, dr_grpo or gspo; whether the loss holds nothing else). Of a clipped surrogate in a first update."""
     names = ("mask", "new_logprobs", "old_logprobs", "advantages", "gradients")
@@ -109,6 +122,10 @@ def objective_of(fields: Mapping[str, Any], pieces: Sequence[LossPiece]) -> tupl
         for name, weight in weights.items()
         if np.abs(pull_BT * weight - gradients_BT).max() <= GRADIENT_FIT * scale
     ]
+    if not fits and fields.get("ref_logprobs") is None:
+        fits = [name for name, weight in weights.items() if _fits_the_living(pull_BT * weight, gradients_BT)]
+        if fits:  # several: what the living have in common does not tell them apart, and the dead are the same
+            return fits[0], False
     if len(fits) != 1 or scale == 0:
         return None
     sizes = {sight(piece.ratio).size == len(piece.ids) for piece in pieces if sight(piece.ratio) is not None}  # type: ignore[union-attr]

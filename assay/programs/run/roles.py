@@ -105,7 +105,7 @@ def find_roles(loss: Value, kinds: RunKinds) -> Roles | None:
     pieces = []
     for final in flow.finals:
         forward, ids = kinds.forward_of(final), chosen_ids(final, kinds)
-        if forward is None or ids is None or ids.ndim not in (1, 2):
+        if forward is None or ids is None or ids.ndim > 2:
             continue
         pieces.append(LossPiece(final, ids, forward))
     pieces = _only_newest(_without_copies(pieces, flow), flow)

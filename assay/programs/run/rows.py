@@ -27,6 +27,9 @@ SAME = frozenset("cast clone detach neg log mul masked_fill where sub nan_to_num
 _MOVES = frozenset(
     "index cast unsqueeze squeeze view reshape expand expand_as detach clone neg changed index_select".split()
 )
+_SCALES = frozenset("sub div add mul".split())
+_SAME_ROWS = SAME | {"div", "add", "clamp"}
+_LAYOUTS = RESHAPES | _SAME_ROWS | {"transpose", "permute", "index"}
 
 
 def replay(value: Value, at: At, same: frozenset[str] = SAME) -> Array | None:
@@ -48,7 +51,9 @@ def replay(value: Value, at: At, same: frozenset[str] = SAME) -> Array | None:
         return inner if inner.shape == seen.shape else _broadcast(inner, seen.shape)
     if value.op == "index":
         return _indexed(value, inner, seen.shape)
-    return inner.T if value.op == "transpose" and inner.ndim == 2 else None
+    if value.op == "transpose" and inner.ndim == 2:
+        return inner.T
+    return inner.T if value.op == "permute" and inner.T.shape == seen.shape != inner.shape else None
 
 
 def _broadcast(array: Array, shape: tuple[int, ...]) -> Array | None:
@@ -122,7 +127,7 @@ def picked_rows(value: Value | None) -> Picked | None:
     if value is None:
         return None
     base, last = value, -1
-    while base.op in _MOVES and base.input is not None and sight(base.input) is not None:
+    while (base.op in _MOVES or _is_scaled(base)) and base.input is not None and sight(base.input) is not None:
         if takes_rows(base) and _length(base.input):
             last = max(last, base.order)
         elif _length(base) != _length(base.input):
@@ -130,6 +135,7 @@ def picked_rows(value: Value | None) -> Picked | None:
         base = base.input
     if not _length(base):
         return None
+    beside = _oldest_beside(base)
 
     def at(source: Value) -> Array | None:
         seen = sight(source)
@@ -138,11 +144,53 @@ def picked_rows(value: Value | None) -> Picked | None:
         numbers = np.arange(seen.shape[0]).reshape(-1, *(1 for _ in seen.shape[1:]))
         return np.broadcast_to(numbers, seen.shape)
 
-    rows = replay(value, at)
+    rows = replay(value, at, _SAME_ROWS)
     if rows is None or rows.ndim == 0:
         return None
     flat = rows.reshape(len(rows), -1)
-    return Picked(base, flat[:, 0], last) if (flat == flat[:, :1]).all() else None
+    if not (flat == flat[:, :1]).all():
+        return None
+    inner = picked_rows(beside)
+    if inner is None:
+        return Picked(base, flat[:, 0], last)
+    return Picked(inner.base, inner.rows_B[flat[:, 0]], max(last, inner.last))
+
+
+def _oldest_beside(value: Value) -> Value | None:
+    """Of prompts and completions that were put beside each other, the older ones: their rows are the same."""
+    tensors, seen = value.arguments.get("tensors"), sight(value)
+    if value.op != "cat" or tensors is None or seen is None or value.setting("dim", 0) not in (1, -1):
+        return None
+    parts = [part for part in tensors.arguments.values() if _length(part) == seen.shape[0]]
+    is_wide = len(seen.shape) == 2 and len(parts) == len(tensors.arguments) > 0
+    return min(parts, key=lambda part: part.order) if is_wide else None
+
+
+def _is_scaled(value: Value) -> bool:
+    """By a number, or by one of the whole tensor: its mean, its std."""
+    other = value.arguments.get("other")
+    if value.op not in _SCALES or other is None:
+        return False
+    seen = sight(other)
+    return isinstance(other.constant, (int, float)) or (seen is not None and seen.size == 1)
+
+
+def placed_numbers(value: Value | None) -> Picked | None:
+    """Of a tensor with one number per row: from which row of the oldest such tensor each comes, through any layout.
+
+    None where it is not known, or no tensor of one dimension stands at the beginning."""
+    base = value
+    while base is not None and base.input is not None and (inner := sight(base.input)) is not None:
+        seen = sight(base)
+        if base.op not in _LAYOUTS or seen is None or seen.size != inner.size:
+            break
+        base = base.input
+    first, whole = sight(base), sight(value)
+    if value is None or base is None or base is value or first is None or whole is None or len(first.shape) != 1:
+        return None
+    numbers = np.arange(first.size)
+    rows = replay(value, lambda source: numbers if source is base else None, _SAME_ROWS)
+    return None if rows is None or rows.size != first.size else Picked(base, rows.reshape(-1), value.order)
 
 
 def takes_rows(value: Value) -> bool:

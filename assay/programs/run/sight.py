@@ -71,7 +71,7 @@ def number_of(value: Value | None) -> float | None:
     """A number that the script wrote, or a tensor that holds just one."""
     if value is None:
         return None
-    if isinstance(value.constant, (int, float)):
+    if isinstance(value.constant, (int, float)) and value.op != "element":  # there it says which element
         return float(value.constant)
     numbers = numbers_of(value)
     return float(numbers.reshape(-1)[0]) if numbers is not None and numbers.size == 1 else None

@@ -46,7 +46,7 @@ def accusations(batch):
 @pytest.mark.parametrize("value", [None, np.nan, -np.inf, 1e4])
 @pytest.mark.parametrize("illness", OF_BATCHES, ids=lambda one: one.code)
 def test_no_word_changes_with_what_stands_under_the_mask(illness, value):
-    for (batch,) in (illness.sick().batches, illness.well().batches):
+    for batch in (illness.sick().batches[0], illness.well().batches[0]):
         if "mask" in batch.arrays and illness.code not in LOOK_UNDER_THE_MASK:
             assert word(illness, garbage_under_the_mask(batch, value)) == word(illness, batch)
 

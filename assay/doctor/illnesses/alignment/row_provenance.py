@@ -35,8 +35,10 @@ from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.facts.rounding import dtype_of
 from assay.doctor.recompute.advantages import advantages
 from assay.doctor.recompute.consistent import consistent
+from assay.programs.graph import Value
+from assay.programs.run.policies import given_states
 from assay.programs.run.roles import MOST_BACKWARDS, LossPiece
-from assay.programs.run.rows import picked_rows, takes_rows
+from assay.programs.run.rows import picked_rows, placed_numbers, takes_rows
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import main_input, walk
 from assay.record.batch import Array
@@ -71,13 +73,17 @@ def check_batch(batch: Batch) -> Verdict:
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """Rows of the ids that the policy scores, beside rows of the advantages and of old, by how each was picked."""
     for piece in (piece for backward in run.backwards[:MOST_BACKWARDS] for piece in backward.pieces):
-        ids = picked_rows(piece.forward.input_ids)
-        if ids is None or _is_reordered(piece):
+        given = piece.forward.input_ids or given_states(piece, run.kinds)
+        ids = picked_rows(given)
+        if ids is None or _is_reordered(piece, given):
             continue
         for name, value in (("advantages", piece.advantages), ("old log-probs", piece.old_operand)):
             other = picked_rows(value)
             if value is None or other is None:
                 continue
+            placed = placed_numbers(value) if other.last < 0 else None
+            if placed is not None and ids.last < 0 and ids.base.order < placed.base.order:
+                other = placed
             if ids.length != other.length or len(ids.rows_B) != len(other.rows_B):
                 continue
             if not (ids.last > other.base.order or other.last > ids.base.order):
@@ -205,9 +211,10 @@ def _advantages_elsewhere(batch: Batch, expected_B: Array) -> Verdict | None:
     )
 
 
-def _is_reordered(piece: LossPiece) -> bool:
+def _is_reordered(piece: LossPiece, given: Value | None) -> bool:
     """Whether rows were moved once more behind the pass."""
-    return any(map(takes_rows, walk(piece.new, main_input, until=lambda value: value.op == "forward")))
+    behind = walk(piece.new, main_input, until=lambda value: value.op == "forward" or value is given)
+    return any(takes_rows(value) for value in behind if value is not given)
 
 
 def _example(shift: int) -> Evidence:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +23,31 @@ class Models:
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
         self._models: dict[int, tuple[weakref.ref[nn.Module], Model]] = {}
+        self.steps: Counter[int] = Counter()  # of optimizers that hold a parameter, by its id
+        self._looked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._owners: dict[int, tuple[weakref.ref[Tensor], weakref.ref[nn.Module]]] = {}
+        self._loose: list[nn.Module] = []
         self._summed: dict[int, tuple[int, tuple[float, ...]]] = {}
         self._few: dict[int, tuple[weakref.ref[nn.Module], int, list[weakref.ref[Tensor]]]] = {}
+
+    def own(self, module: nn.Module) -> None:
+        """Its parameters are known as its own, unless an outer module has them."""
+        if module not in self._looked:
+            self._looked.add(module)
+            for parameter in module.parameters():
+                known = self._owners.get(id(parameter))
+                if known is None or known[0]() is not parameter or isinstance(known[1](), _Loose):
+                    self._owners[id(parameter)] = (weakref.ref(parameter), weakref.ref(module))
+
+    def of_parameter(self, tensor: Tensor) -> Model:
+        """The model that was called with it; a tensor that no module has is a model by itself."""
+        known = self._owners.get(id(tensor))
+        owner = known[1]() if known is not None and known[0]() is tensor else None
+        if owner is None:
+            owner = _Loose(tensor)
+            self._loose.append(owner)
+            self._owners[id(tensor)] = (weakref.ref(tensor), weakref.ref(owner))
+        return self.of(owner)
 
     def of(self, module: nn.Module) -> Model:
         parameters = self._some(module)
@@ -72,6 +96,18 @@ class Models:
             for module, model in models
             if module is not None and any(id(parameter) in held for parameter in module.parameters())
         ]
+
+
+class _Loose(nn.Module):
+    """A parameter without a module."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self._tensor = weakref.ref(tensor)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        tensor = self._tensor()
+        return iter(() if tensor is None else (tensor,))
 
 
 @torch.no_grad()

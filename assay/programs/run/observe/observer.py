@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from assay.examine.inputs import active_dropout
 from assay.examine.weights import Weights
+from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value
 from assay.programs.run.draws import sampling_of
 from assay.programs.run.observe.guard import shielded
@@ -35,7 +36,7 @@ from assay.programs.run.observe.patches import Patches, patch_generate, patch_to
 from assay.programs.run.observe.places import Places
 from assay.programs.run.observe.recorder import MOST_VALUES, CallRecorder
 from assay.programs.run.observe.updates import UpdateReader
-from assay.programs.run.sight import Sight, is_mask, number_of, shape_of
+from assay.programs.run.sight import Sight, is_mask, number_of, shape_of, sight
 from assay.programs.run.watched import Backward, Forward, GenerateCall, WatchedRun, WatchedUpdate
 
 LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
@@ -49,14 +50,18 @@ class Enough(SystemExit):
 class ScriptObserver:
     def __init__(self, run: WatchedRun, places: Places, steps: int | None, finished: Callable[[], None]) -> None:
         self.run, self.steps, self._finished = run, steps, finished
+        self.seen_some: Callable[[], None] | None = None  # called once, when three rollout batches were seen
         self.recorder = CallRecorder(run, places)
         self.recorder.before["backward"] = self._backward
         self.recorder.made = self._made
         self.recorder.drawn = self._drawn
+        self.recorder.left = self._left
+        self.recorder.parameter = self._parameter
         self.patches = Patches()
         self.kinds = run.kinds
         self.ledger = GradientLedger(run)
         self.models = Models(run)
+        self.kinds.owner = lambda tensor: self.models.of_parameter(tensor).number
         self.updates = UpdateReader(run, self.models)
         self.dropouts = 0  # in the pass under way
         self.inside: tuple[Any, list[int]] | None = None  # generate() under way: its model, widths of its passes
@@ -100,9 +105,18 @@ class ScriptObserver:
         if (self._leaving or len(self.run.graph.values) > MOST_VALUES) and self.steps is None:
             self._enough()
             return False
-        if type(module).__module__.startswith("torch.nn.modules.") or id(module) in self._transparent:
-            return False
-        return ids_given(args, kwargs) is not None or isinstance(kwargs.get("inputs_embeds"), Tensor)
+        if self._rollouts > LEAST_ROLLOUTS:
+            self._report_so_far()
+        is_part = type(module).__module__.startswith("torch.nn.modules.") or id(module) in self._transparent
+        if not is_part and (ids_given(args, kwargs) is not None or isinstance(kwargs.get("inputs_embeds"), Tensor)):
+            return True
+        self.models.own(module)
+        return False
+
+    def _parameter(self, value: Value, tensor: Tensor) -> None:
+        """Outside of any pass: a policy that is given no ids, a head, a table of logits."""
+        if id(value) not in self.kinds.parameters:
+            self.kinds.parameters[id(value)] = (weakref.ref(tensor), self.models.steps[id(tensor)])
 
     def add_pass(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, frame: Any
@@ -244,6 +258,15 @@ class ScriptObserver:
         self.run.samplings.append(draw)
         self._sampled()
 
+    def _left(self, value: Value) -> None:
+        """Probabilities of actions that numpy or Python draw from."""
+        given, seen = value.input, sight(value.input)
+        if value.name not in ("numpy", "tolist") or given is None or seen is None or seen.shape[-1:] in ((), (1,)):
+            return
+        if self.kinds.of(given) is Kind.PROBABILITIES and self.kinds.learned_in(given) is not None:
+            self.run.samplings.append(sampling_of(value, self.kinds))
+            self._sampled()
+
     def _sampled(self) -> None:
         if not self._sampled_since_step:
             self._sampled_since_step = True
@@ -346,12 +369,24 @@ class ScriptObserver:
         self._sampled_since_step = False
         for model in self.models.holding(_held(optimizer)):
             model.version += 1
+        self.models.steps.update(map(id, _held(optimizer)))
         self.recorder.next_update()
         if self.steps is not None and len(self.run.updates) >= self.steps:
             shielded(self.recorder.broke, self._enough)
             raise Enough(0)
-        if self.steps is None and len(self.run.updates) >= MOST_UPDATES:
+        is_full = self._leaving or len(self.run.graph.values) > MOST_VALUES
+        if self.steps is None and (len(self.run.updates) >= MOST_UPDATES or is_full):
             self._enough()
+        elif self._rollouts == 0 and len(self.run.updates) >= LEAST_UPDATES:
+            self._report_so_far()
+
+    def _report_so_far(self) -> None:
+        """Between two calls of the script."""
+        report, self.seen_some = self.seen_some, None
+        if report is not None:
+            with self.recorder.suspended():
+                self.updates.settle()
+                report()
 
     def _enough(self) -> None:
         self.stop()

@@ -52,6 +52,7 @@ _OPS = {
     "__rmod__": "mod",
     "floor_divide": "floordiv", "remainder": "mod", "fmod": "mod",
 }  # fmt: skip
+_TURNS = {"T": "t", "mT": "t", "data": "detach"}
 _REVERSED = frozenset(("__rsub__", "rsub", "__rdiv__", "__rtruediv__", "__rpow__", "__rfloordiv__", "__rmod__"))
 _WIDTH_KEPT = frozenset(
     "softmax log_softmax div mul add sub cast clamp exp log masked_fill where nan_to_num scatter "
@@ -80,6 +81,8 @@ class CallRecorder(TorchFunctionMode):
         self.before: dict[str, Callable[[Value], Callable[[], None] | None]] = {}
         self.made: Callable[[Value, Tensor], None] | None = None  # called with every tensor that requires a gradient
         self.drawn: Callable[[Value], None] | None = None
+        self.left: Callable[[Value], None] | None = None  # called with whatever left torch as numbers
+        self.parameter: Callable[[Value, Tensor], None] | None = None  # called with parameters that the script uses
         self._known: dict[int, tuple[_Ref, Value, int]] = {}
         self._wide: set[int] = set()  # ids of Values whose last dimension is the vocabulary
         self._visits: dict[tuple[int, str], int] = {}  # by id of a Place, which Places keeps
@@ -94,6 +97,8 @@ class CallRecorder(TorchFunctionMode):
         if self.off:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
+        if name == "__get__":  # x.T is read as an attribute
+            name = _TURNS.get(getattr(getattr(func, "__self__", None), "__name__", ""), name)
         if name in _DESCRIBES or len(self.run.graph.values) > MOST_VALUES:
             return func(*args, **kwargs)
         if name == "backward":
@@ -173,6 +178,12 @@ class CallRecorder(TorchFunctionMode):
         return Value("constant", {}, where[0], where[2], order, constant=constant, name=type(given).__name__)
 
     def tensor(self, tensor: Tensor, where: tuple[Place, str, Context]) -> Value:
+        value = self._as_it_is(tensor, where)
+        if self.parameter is not None and _is_parameter(tensor):
+            self.parameter(value, tensor)
+        return value
+
+    def _as_it_is(self, tensor: Tensor, where: tuple[Place, str, Context]) -> Value:
         known = self._known.get(id(tensor))
         if known is None or known[0]() is not tensor:
             return self.remember(tensor, "given", {}, where)
@@ -268,6 +279,8 @@ class CallRecorder(TorchFunctionMode):
                     self.remember(part, "element", {"input": value}, where, name=field_name, constant=number)
         elif op == "leave":
             value = self.run.graph.new(op, given, where[0], where[2], name=name)
+            if self.left is not None:
+                self.left(value)
         else:
             return
         if op == "multinomial" and self.drawn is not None:
@@ -332,6 +345,15 @@ class CallRecorder(TorchFunctionMode):
 def _is_on_top(mode: CallRecorder) -> bool:
     count = torch._C._len_torch_function_stack()
     return bool(count) and torch._C._get_function_stack_at(count - 1) is mode
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        if isinstance(tensor, torch.nn.Parameter):
+            return True
+        return (
+            tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        )  # theta[0] without a gradient is a leaf
 
 
 def _holds_tensor(part: Any) -> bool:

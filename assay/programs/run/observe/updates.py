@@ -15,7 +15,7 @@ from torch import nn
 
 from assay.machine.faults import FAULTS
 from assay.policy.plain import Plain, plain_logprobs_of_rows
-from assay.programs.run.batches import MOST_BATCHES, batch_of, fields_of
+from assay.programs.run.batches import MOST_BATCHES, add_after, batch_of, fields_of
 from assay.programs.run.observe.models import Models
 from assay.programs.run.roles import find_roles
 from assay.programs.run.watched import WatchedRun, WatchedUpdate, as_of_now
@@ -26,7 +26,8 @@ AT_MOST = 12  # updates that are read at once, where none of them can be asked a
 class UpdateReader:
     def __init__(self, run: WatchedRun, models: Models) -> None:
         self.run, self.models = run, models
-        self._fields: Mapping[str, Any] | None = None
+        self._fields: dict[str, Any] | None = None
+        self._asked: tuple[int, Sequence[Sequence[int]], float] | None = None  # of the policy, for the update under way
         self._answers: dict[tuple[Any, ...], list[Plain] | None] = {}
         self._later: list[tuple[WatchedUpdate, WatchedRun]] = []
 
@@ -39,12 +40,15 @@ class UpdateReader:
 
     def before(self, update: WatchedUpdate, *, now: bool) -> None:
         """The weights are still those that the loss was computed with."""
+        self._asked = None
         self._fields = fields_of(self.run, update, self._ask) if now else None
         if not now:
             self._later.append((update, as_of_now(self.run)))
 
     def after(self, update: WatchedUpdate) -> None:
         if self._fields is not None:
+            asked = self._asked if update.number == 0 else None  # later steps follow earlier gradients too
+            add_after(self._fields, lambda: None if asked is None else self._ask(*asked))
             self._add(self._fields, update)
             self._fields = None
 
@@ -55,6 +59,7 @@ class UpdateReader:
             self._find_roles(update)
             fields = fields_of(then, update, lambda *_: None)
             if fields is not None:
+                add_after(fields, lambda: None)
                 self._add(fields, update)
 
     def _add(self, fields: Mapping[str, Any], update: WatchedUpdate) -> None:
@@ -68,6 +73,7 @@ class UpdateReader:
 
     def _ask(self, number: int, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain] | None:
         """A reference answers once for all updates of a rollout batch."""
+        self._asked = self._asked or (number, rows, temperature)
         module = self.models.module(number)
         if module is None:
             return None

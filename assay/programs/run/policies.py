@@ -1,0 +1,349 @@
+"""Policies over a few actions: no tokens, no model that is given ids. A state goes in, an action is drawn.
+
+Such a policy is known by its parameters: what was computed from one outside of any model's pass is learned, and a
+softmax of it is a distribution over actions. Each action is a row of its own, unless the script keeps actions as
+[B, T] or [T, B].
+
+Shape legend: N actions, A kinds of actions, B episodes, T steps of an episode.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from assay.programs.graph import RESHAPES, Value
+from assay.programs.run.kinds import RunKinds
+from assay.programs.run.roles import LossPiece
+from assay.programs.run.sight import number_of, numbers_of, sight
+from assay.programs.run.watched import Sampling, WatchedRun, WatchedUpdate, spot_of
+from assay.programs.walk import walk
+from assay.record.batch import Array
+
+MOST_ACTIONS = 8192  # of one update
+LEAST_MOVED = 0.25  # of the actions: fewer that were not drawn may be exploration
+LOWEST = -1e4  # in place of -inf, which times 0 is not a number
+SAME_LOGPROB = 2e-5  # of the same action, in float32
+SAME_LOGITS = 1e-4  # of the same weights at the same state, in float32
+_MOVES = RESHAPES | {"cast", "clone", "detach", "element", "attribute", "index", "expand", "changed"}
+_DISTRIBUTIONS = frozenset("softmax log_softmax cross_entropy categorical logsumexp".split())
+
+
+def is_of_states(piece: LossPiece) -> bool:
+    """The policy was given no ids, or ids of states: what was chosen is not a part of what was given."""
+    given = numbers_of(piece.forward.input_ids)
+    if given is None:
+        return piece.forward.input_ids is None
+    if given.ndim != 1 or piece.ids.shape != given.shape or len(given) < 2:
+        return False
+    return not np.array_equal(given[1:], piece.ids[:-1])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the actions of a piece become rows of a Batch."""
+
+    rows: int
+    width: int
+    turned: bool = False  # the script has time first
+
+    def put(self, array: Array) -> Array:
+        """An array of the shape of the actions as [B, T]."""
+        if array.ndim == 2 and array.shape == (self.width, self.rows) and self.turned:
+            return array.T
+        return array.reshape(self.rows, self.width)
+
+
+def layout_of(piece: LossPiece, run: WatchedRun) -> Layout:
+    if not is_of_states(piece):
+        rows, width = np.atleast_2d(piece.ids).shape
+        return Layout(rows, width)
+    if piece.ids.ndim < 2:
+        return Layout(piece.ids.size, 1)
+    first, second = piece.ids.shape
+    return Layout(second, first, turned=True) if _is_time_first(piece.ids, run) else Layout(first, second)
+
+
+def _is_time_first(ids: Array, run: WatchedRun) -> bool:
+    """Whether a row of the actions was drawn at once."""
+    drawn = [numbers_of(draw.value) for draw in run.samplings[-ids.size :]]
+    rows = {tuple(numbers.reshape(-1).tolist()) for numbers in drawn if numbers is not None}
+    return all(tuple(row) in rows for row in ids.tolist())
+
+
+def given_states(piece: LossPiece, kinds: RunKinds) -> Value | None:
+    """What the policy was given: the one tensor beside parameters that its logits were made of; None if not known."""
+    found: dict[int, Value] = {}
+    for value in walk(piece.new, until=lambda made: kinds.learned_in(made) is None):
+        is_other = kinds.learned_in(value) is None and id(value) not in kinds.parameters
+        if is_other and (seen := sight(value)) is not None and seen.is_floating and seen.size > 1:
+            found[id(value)] = value
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+# -- what was drawn
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The actions that were drawn since the last update but this one, with the logits that each was drawn from."""
+
+    draws: Sequence[Sampling]
+    actions_N: Array
+    logits_NA: Array
+    temperature: float | None
+    is_cut: bool
+
+
+def action_fields(run: WatchedRun, update: WatchedUpdate, fields: dict[str, Any]) -> dict[str, Any]:
+    """Step, update within the rollout batch; in a first update also who drew each action, and from what."""
+    trained = {piece.forward.model for piece in update.pieces}
+    version = run.models[min(trained)].version
+    found: dict[str, Any] = {"policy_version": version}
+    draws = [draw for draw in run.samplings if draw.forward is not None and draw.forward.model in trained]
+    is_drawn = any(sight(draw.value) is not None for draw in draws)  # else numpy drew
+    draws = [draw for draw in draws if sight(draw.value) is not None or not is_drawn]
+    if not draws:
+        return found
+    orders = [other.order for other in run.updates]
+    moments = [sum(order < draw.value.order for order in orders) for draw in draws]
+    newest = max(moments)
+    draws = [draw for draw, moment in zip(draws, moments, strict=True) if moment == newest]
+    latest = draws[-1].value.order
+    since = sum(other.order > latest and not trained.isdisjoint(other.models) for other in run.updates)
+    update.is_first = newest == run.updates.index(update)
+    update.sampled_at = frozenset(spot_of(draw.value) for draw in draws)
+    found["step"] = sorted(set(moments)).index(newest) + 1
+    older = [draw for draw in run.samplings if draw.value.order < draws[0].value.order][-MOST_ACTIONS:]
+    if _are_older(fields, draws, older):
+        _note(run, "rows of earlier rollout batches are trained again: checks of fresh rows were not asked of them")
+        return found
+    found["update"] = since - 1
+    if since == 1:
+        located = _located(update, draws, fields, version) if is_drawn else {}
+        found |= located
+        if not located:
+            _note(run, "which draw each trained action comes from is not known: what was sampled could not be compared")
+    return found
+
+
+def _note(run: WatchedRun, sentence: str) -> None:
+    if sentence not in run.notes:
+        run.notes.append(sentence)
+
+
+def _are_older(fields: dict[str, Any], draws: Sequence[Sampling], older: Sequence[Sampling]) -> bool:
+    """Whether there are more rows than were drawn, or rows whose old log-probs only earlier draws had."""
+    sizes = [seen.size for draw in draws if (seen := sight(draw.value)) is not None]
+    if sizes and fields["tokens"].size > sum(sizes):
+        return True
+    old = fields.get("old_logprobs")
+    if old is None or not older:
+        return False
+    counted_N = fields["mask"].reshape(-1) if "mask" in fields else np.ones(old.size, dtype=bool)
+    old_N, actions_N = old.reshape(-1)[counted_N], fields["tokens"].reshape(-1)[counted_N]
+    foreign_N = ~_are_among(actions_N, old_N, draws)
+    return bool((foreign_N & _are_among(actions_N, old_N, older)).any())
+
+
+def _are_among(actions_N: Array, logprobs_N: Array, draws: Sequence[Sampling]) -> Array:
+    """Which of these (action, log-prob) some draw had."""
+    found_N = np.zeros(len(actions_N), dtype=bool)
+    tables = [table for draw in draws if (table := _final_logprobs(draw.value)) is not None]
+    tables = [table.reshape(-1, table.shape[-1]) for table in tables]
+    if not tables or len({table.shape[1] for table in tables}) != 1:
+        return found_N
+    table_NA = np.concatenate(tables)
+    for action in range(table_NA.shape[1]):
+        known, asked_N = np.sort(table_NA[:, action]), actions_N == action
+        if asked_N.any():
+            at = np.clip(np.searchsorted(known, logprobs_N[asked_N]), 1, len(known) - 1) if len(known) > 1 else None
+            near = np.stack([known[at - 1], known[at]]) if at is not None else known[None]
+            found_N[asked_N] = np.abs(near - logprobs_N[asked_N]).min(axis=0) <= SAME_LOGPROB
+    return found_N
+
+
+def _final_logprobs(value: Value) -> Array | None:
+    """Of the distribution that was drawn from, as it was."""
+    given = value.input
+    is_log = given is not None and given.op == "categorical" and "logits" in given.arguments
+    if given is not None and given.op == "categorical":
+        given = given.arguments.get("logits") or given.arguments.get("probs")
+    numbers = numbers_of(given)
+    if numbers is None or not numbers.ndim or numbers.dtype.kind != "f":
+        return None
+    with np.errstate(divide="ignore"):
+        logits = numbers if is_log else np.log(np.maximum(numbers, 0))
+    return _log_softmax(logits.reshape(-1, logits.shape[-1]))
+
+
+def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str, Any], version: int) -> dict[str, Any]:
+    """Rows are known by the logits that they were drawn from: the same weights give the same ones again."""
+    drawn = _drawn(draws)
+    pieces = [piece_logits(piece) for piece in update.pieces]
+    if drawn is None or any(logits is None for logits in pieces):
+        return {}
+    shape = fields["tokens"].shape
+    if len(pieces) == 1 and pieces[0] is not None and shape[1] > 1 and pieces[0].shape[:-1] == shape[::-1]:
+        pieces = [np.swapaxes(pieces[0], 0, 1)]
+    logits_NA = np.concatenate([logits.reshape(-1, logits.shape[-1]) for logits in pieces if logits is not None])
+    actions_N = fields["tokens"].reshape(-1)
+    if len(logits_NA) != len(actions_N) or logits_NA.shape[1] != drawn.logits_NA.shape[1]:
+        return {}
+    places = [_same(logits_A, drawn.logits_NA) for logits_A in logits_NA]
+    counted = fields["mask"].reshape(-1) if "mask" in fields else np.ones(len(actions_N), dtype=bool)
+    if not all(len(rows) for rows, is_counted in zip(places, counted, strict=True) if is_counted):
+        return {}
+    versions = {draw.forward.version for draw in draws if draw.forward is not None}
+    if versions != {version}:
+        return {}
+    sampled_N = _sampled(actions_N, places, drawn.actions_N)
+    if sampled_N is None:
+        return {}
+    found: dict[str, Any] = {"sampler_versions": np.full(shape[0], version)}
+    if (sampled_N != actions_N).any() or _are_single(places, drawn.actions_N):
+        found["sampled_tokens"] = sampled_N.reshape(shape)
+    if drawn.temperature is not None and not drawn.is_cut:
+        found |= {"temperature": drawn.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        plain_NA = _log_softmax(logits_NA / drawn.temperature)
+    else:  # by what the trainer means
+        finals = [final_logprobs(piece) for piece in update.pieces]
+        if len(finals) > 1 or finals[0] is None or finals[0].shape != logits_NA.shape or shape[1] > 1:
+            return found
+        plain_NA = np.maximum(finals[0], LOWEST)
+    entropy_N = -(np.exp(plain_NA) * plain_NA).sum(axis=1)
+    chosen = np.arange(len(actions_N)), actions_N
+    found |= {
+        "plain_logprobs": plain_NA[chosen].reshape(shape),
+        "plain_raw_logprobs": _log_softmax(logits_NA)[chosen].reshape(shape),
+        "plain_entropy": entropy_N.reshape(shape),
+        "plain_variance": ((np.exp(plain_NA) * plain_NA**2).sum(axis=1) - entropy_N**2).reshape(shape),
+    }
+    return found
+
+
+def _sampled(actions_N: Array, places: Sequence[Array], drawn_N: Array) -> Array | None:
+    """The action that was drawn for each row; None where others than the drawn ones are trained, as by exploration."""
+    if Counter(actions_N.tolist()) - Counter(drawn_N.tolist()):
+        return None
+    sampled_N = np.array(
+        [
+            action if not len(rows) or action in drawn_N[rows] else drawn_N[rows[0]]
+            for action, rows in zip(actions_N, places, strict=True)
+        ]
+    )
+    moved = int((sampled_N != actions_N).sum())
+    return sampled_N if moved == 0 or moved >= LEAST_MOVED * len(actions_N) else None
+
+
+def _are_single(places: Sequence[Array], drawn_N: Array) -> bool:
+    """Whether the logits of a row say which action was drawn: in a state that is met twice they do not."""
+    return all(len(set(drawn_N[rows].tolist())) <= 1 for rows in places)
+
+
+def _same(logits_A: Array, drawn_NA: Array) -> Array:
+    scale = max(float(np.abs(logits_A).max()), 1.0)
+    return np.flatnonzero(np.abs(drawn_NA - logits_A).max(axis=1) <= SAME_LOGITS * scale)
+
+
+def _drawn(draws: Sequence[Sampling]) -> Drawn | None:
+    """None where the numbers of a draw or of its logits are not known."""
+    actions, logits = [], []
+    for draw in draws:
+        numbers = numbers_of(draw.value)
+        base = base_logits(draw.value)
+        if numbers is None or base is None or base.size != numbers.size * base.shape[-1]:
+            return None
+        actions.append(numbers.reshape(-1))
+        logits.append(base.reshape(-1, base.shape[-1]))
+    if len({rows.shape[1] for rows in logits}) != 1:
+        return None
+    temperatures = {draw.temperature for draw in draws}
+    return Drawn(
+        draws,
+        np.concatenate(actions),
+        np.concatenate(logits),
+        temperatures.pop() if len(temperatures) == 1 else None,
+        any(draw.cuts for draw in draws),
+    )
+
+
+# -- logits
+
+
+def piece_logits(piece: LossPiece) -> Array | None:
+    """The logits that the log-probs in the loss were made of, before any temperature; [..., A]."""
+    logits = base_logits(piece.new)
+    return logits if logits is not None and logits.shape[:-1] == piece.ids.shape else None
+
+
+def final_logprobs(piece: LossPiece) -> Array | None:
+    """Of all actions, [N, A], by the distribution that the log-probs in the loss are of."""
+    made = next((made for made in _chain(piece.new) if made.op in _DISTRIBUTIONS), None)
+    if made is None:
+        return None
+    if made.op == "categorical":
+        given = made.arguments.get("logits") or made.arguments.get("probs")
+        is_log = "logits" in made.arguments
+    else:
+        given = made if made.op in ("softmax", "log_softmax") else made.input
+        is_log = made.op != "softmax"
+    numbers = numbers_of(given)
+    if numbers is None or numbers.shape[:-1] != piece.ids.shape:
+        return None
+    with np.errstate(divide="ignore"):
+        logits = numbers if is_log else np.log(np.maximum(numbers, 0))
+    return _log_softmax(logits.reshape(-1, logits.shape[-1]))
+
+
+def base_logits(value: Value) -> Array | None:
+    """None where something else than a temperature stands between them and the distribution."""
+    distribution = next((made for made in _chain(value) if made.op in _DISTRIBUTIONS), None)
+    if distribution is None:
+        return None
+    current: Value | None = None
+    for name in ("logits", "probs", "input"):
+        current = current or distribution.arguments.get(name)
+    if current is not None and distribution.op == "categorical" and "logits" not in distribution.arguments:
+        inner = next((made for made in _chain(current) if made.op == "softmax"), None)
+        current = inner.input if inner is not None and _is_only(current, inner, _MOVES) else None
+    while current is not None and (current.op in _MOVES - {"index"} or _is_scaled(current)):
+        if current.op in RESHAPES:
+            break
+        current = current.input
+    numbers = numbers_of(current)
+    return None if numbers is None or not numbers.ndim or not np.isfinite(numbers).all() else numbers
+
+
+def _chain(value: Value) -> Iterator[Value]:
+    current: Value | None = value
+    while current is not None:
+        yield current
+        if current.op == "sub" and current.input is not None and current.input.op not in _MOVES | {"gather"}:
+            other = current.arguments.get("other")
+            if other is not None and other.op == "logsumexp":
+                current = other
+                continue
+        current = current.input
+
+
+def _is_only(value: Value, until: Value, operations: frozenset[str]) -> bool:
+    for made in _chain(value):
+        if made is until:
+            return True
+        if made.op not in operations:
+            return False
+    return False
+
+
+def _is_scaled(value: Value) -> bool:
+    return value.op in ("div", "mul") and number_of(value.arguments.get("other")) is not None
+
+
+def _log_softmax(logits_NA: Array) -> Array:
+    shifted_NA = logits_NA - logits_NA.max(axis=1, keepdims=True)
+    return np.asarray(shifted_NA - np.log(np.exp(shifted_NA).sum(axis=1, keepdims=True)))
