@@ -123,6 +123,8 @@ def check_curves(curves: Curves) -> Verdict:
     """Of every step and all its tokens, with the spread that these have themselves."""
     if curves.settings.get("top_k"):
         return not_applicable("the entropy is of all tokens, and sampling is among some")
+    if curves.settings.get("mask_truncated") or curves.settings.get("zero_variance", "keep") != "keep":
+        return not_applicable("rows are left out of the loss by what was sampled, so that the rest are not mere draws")
     mean_N, error_N = curves.need("surprise_mean", "surprise_error")
     if curves.has("correction_ess") and curves.settings.get("correction", "off") != "off":
         return not_applicable("importance weights correct for what sampled")
