@@ -70,7 +70,7 @@ def _by_logprobs(first: Sequence[Batch], later: Sequence[Batch]) -> Verdict | No
 
 
 def _distance(batch: Batch) -> float | None:
-    """Mean distance between the sampler's log-probs and the model's, of rows that are said to be fresh."""
+    """Mean distance between the sampler's log-probs and the model's, of rows that the record calls fresh."""
     sampler_BT = batch.get("sampler_logprobs")
     model_BT = batch.get("plain_logprobs") if batch.get("plain_logprobs") is not None else batch.get("old_logprobs")
     if sampler_BT is None or model_BT is None or batch.numbers.get("update", 0) != 0 or batch.get("tokens") is None:

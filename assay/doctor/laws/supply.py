@@ -89,7 +89,7 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
         raise Missing(f"prompts of {STEPS} steps")
     largest = max(prompts, key=len)
     fact = Fact("different prompts in all steps together", len(frozenset().union(*prompts)))
-    if not all(one <= largest for one in prompts):
+    if not all(of_step <= largest for of_step in prompts):
         return healthy(f"the prompts of {len(prompts)} steps differ", fact)
     size = max((int(batch.settings.get("dataset_size", 0)) for batch in batches), default=0)
     if 0 < size <= len(largest):
