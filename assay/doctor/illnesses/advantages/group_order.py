@@ -83,7 +83,9 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for grouping in groupings(program):
         if not weighs_policy(program, grouping.value):
             continue
-        by_count = [repeat for repeat in made if same_size(repeat.size, grouping.count)]
+        # a mean over the prompts of rows in groups of that size is group_scope's
+        is_across = grouping.across and all(_keeps_together(repeat) for repeat in made)
+        by_count = [repeat for repeat in made if same_size(repeat.size, grouping.count) and not is_across]
         if by_count and grouping.size.constant == -1:
             place, text = by_count[0].place, by_count[0].value.place.text
             yield likely(
