@@ -97,7 +97,7 @@ def level_of(value: Value) -> list[Value]:
         return []
     numbers = plain(inner)
     if numbers.op == "mul":
-        return [plain(part) for part in numbers.inputs]
+        return [numbers, *(plain(part) for part in numbers.inputs)]
     return [numbers]
 
 

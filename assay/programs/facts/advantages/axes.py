@@ -113,7 +113,8 @@ class Axes:
         if value.op in _KEEPS:
             return self.of(value.input, depth - 1)
         if value.op in _ELEMENTWISE:
-            sides = [value.argument(name) for name in ("input", "other") if name in value.arguments]
+            names = ("input", "exponent") if value.op == "pow" else ("input", "other")
+            sides = [value.argument(name) for name in names if name in value.arguments]
             found = [self.of(side, depth - 1) for side in sides]
             known = [labels for labels in found if labels is not None]
             return _broadcast(known) if len(known) == len(found) else None
