@@ -50,7 +50,17 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
 from assay.programs.walk import ancestors, peel
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable, not_enough_data
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    likely,
+    not_applicable,
+    not_enough_data,
+)
 
 
 def check_batch(batch: Batch) -> Verdict:

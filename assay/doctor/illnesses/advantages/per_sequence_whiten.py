@@ -38,7 +38,7 @@ from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.advantages.whitening import whitenings
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_enough_data
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data, suspected
 
 MEAN = 1e-3  # of a whitened row: 0 except for rounding
 STD = 0.02  # around 1: an epsilon in the divisor takes a little off
@@ -83,7 +83,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if not found.by_row:
             yield healthy("the tokens of all rows are whitened together", places=(found.value.place,))
             continue
-        yield likely(
+        yield suspected(
             f"`{found.value.place.text}` whitens the tokens of each row by themselves: a good row and a bad one get "
             "the same advantages",
             places=(found.value.place,),

@@ -56,6 +56,7 @@ from assay.verdict import (
     likely,
     not_applicable,
     not_enough_data,
+    suspected,
 )
 
 NAMES = {"old_logprobs": "old", "new_logprobs": "new", "sampler_logprobs": "the sampler's"}
@@ -126,7 +127,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield healthy("the log-prob of a token is taken from the output before it", places=(scoring.value.place,))
             continue
         where = "at its own position" if distance == 0 else f"{abs(distance - 1)} positions off"
-        yield likely(
+        yield suspected(
             f"{scoring.value.shown} picks the log-prob of a token from the output {where}: that output has "
             f"{'seen' if distance < 1 else 'not yet come to'} the token",
             places=(scoring.value.place, scoring.logits.place, scoring.tokens.place),

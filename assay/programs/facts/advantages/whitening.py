@@ -36,7 +36,7 @@ def whitenings(program: Program) -> Iterator[Whitening]:
     found = [
         (one.value, one.base, is_mean(one.spread) or pair_of(one.spread) or one.spread) for one in scalings(program)
     ]
-    scaled = {id(part) for value, _, _ in found for part in islice(walk(value), 8)}
+    scaled = {id(part) for value, _, _ in found for part in islice(walk(value), 40)}
     for one in centrings(program):
         mean = is_mean(one.level)
         if mean is not None and id(one.value) not in scaled:
