@@ -159,7 +159,7 @@ class Spans:
         keys = [key for key in keys if key.constant is not None]
         if not keys:
             return span
-        if keys[0].op != "slice" or "step" in keys[0].arguments:
+        if keys[0].op != "slice" or "step" in keys[0].arguments or any(key.arguments for key in keys[1:]):
             return None
         return self._cut(span, keys[0], depth)
 
@@ -285,11 +285,13 @@ def is_turn_of(element: Value) -> bool:
 
 
 def is_piece(cut: Value) -> bool:
-    """i:i + n, rows of a batch that a loop goes through."""
+    """i:i + n, or i * n:(i + 1) * n: rows of a batch that a loop goes through."""
     start, stop = cut.argument("start"), cut.argument("stop")
     if cut.op != "slice" or start is None or stop is None or "step" in cut.arguments:
         return False
-    return is_counter(start) and stop.op == "add" and any(part is start for part in stop.inputs)
+    is_scaled = start.op == "mul" and any(is_counter(part) for part in start.inputs)
+    is_after = stop.op == "add" and any(part is start for part in stop.inputs)
+    return (is_after and (is_counter(start) or is_scaled)) or (is_scaled and stop.op == "mul")
 
 
 def _gives_tensor(call: Value) -> bool:

@@ -133,17 +133,19 @@ def _order(prompts: Sequence[Hashable], groups: int) -> str:
 
 
 def _numbered(program: Program, made: list[Expansion]) -> Iterator[Verdict]:
-    """Rows that are numbered by torch.arange(n) // size, where prompts were repeated as a whole."""
-    for value in program.of("floordiv"):
+    """Rows that are numbered by torch.arange(n) // size, where prompts were repeated as a whole, or by % in place."""
+    for value in program.of("floordiv", "mod"):
         counted = peel(value.input, ("cast", "moved", "clone"))
         if counted is None or counted.op != "arange" or not weighs_policy(program, value):
             continue
         size = value.argument("other")
         fitting = [repeat for repeat in made if same_size(repeat.size, size) and is_of_several(repeat)]
-        if fitting and not any(repeat.interleaved for repeat in fitting):
+        if fitting and all(repeat.interleaved == (value.op == "mod") for repeat in fitting):
+            how = "in place (p p q q)" if value.op == "mod" else "as a whole (p q p q)"
+            cut = "every n-th row" if value.op == "mod" else "neighbouring rows"
             yield likely(
-                f"{fitting[0].value.place.text} repeats prompts as a whole (p q p q), but {value.place.text} numbers "
-                "neighbouring rows as one group: a group holds answers to different prompts",
+                f"{fitting[0].value.place.text} repeats prompts {how}, but {value.place.text} numbers {cut} as one "
+                "group: a group holds answers to different prompts",
                 places=(fitting[0].place, value.place),
                 why=(f"line {value.place.line}: rewards are compared by this number",),
             )

@@ -169,7 +169,8 @@ def _scope(centring: Centring, spread: list[Expansion]) -> str:
         return "unknown"
     shaped = peel(mean.input, ("cast", "clone", "detach", "leave"))
     sizes = shape_of(shaped) if shaped is not None and is_shaped(shaped) else []
-    one_row = len(sizes) == 2 and (sizes[0].constant == 1 or _is_all_rows(sizes[1], spread))
+    is_spelt = bool(sizes) and sizes[0].constant == 1 and not sizes[0].names  # one prompt by a setting is one group
+    one_row = len(sizes) == 2 and (is_spelt or _is_all_rows(sizes[1], spread))
     if "dim" in mean.arguments:
         return "shaped" if one_row and mean.setting("dim") in (1, -1) else "group"
     if len(sizes) == 2 and not one_row and sizes[1].constant != 1 and not mean.name.startswith("statistics"):

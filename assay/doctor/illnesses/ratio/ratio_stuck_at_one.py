@@ -163,7 +163,11 @@ def _how_weights_were_pushed(batch: Batch) -> str | None:
 def _follows(program: Program, difference: Difference, is_clipped: bool) -> tuple[str, Loop | None]:
     """In what way the old log-probs follow the new ones, and the loop that updates on the same rollouts again."""
     new, old = difference.left, difference.right
-    is_copy = before_detach(new) is before_detach(old) and without_views(new) is not without_views(old)
+    copy = without_views(old)
+    is_copy = before_detach(new) is before_detach(old) and without_views(new) is not copy
+    is_kept = len(copy.context.branches) > len(difference.value.context.branches)  # copied in the first turn alone
+    if is_copy and is_kept:
+        return "", None
     if is_copy and difference.is_straight:
         calls = program.origins.forwards(before_detach(new))
         loops = [loop for call in calls if (loop := epochs_over(program, call)) is not None]

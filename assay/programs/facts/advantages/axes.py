@@ -37,7 +37,8 @@ _KEEPS = frozenset(
 )
 _ELEMENTWISE = frozenset("add sub mul div pow where minimum maximum".split())
 _REDUCES = frozenset("mean nanmean median sum std var amax amin max min".split())
-_ROWS = {("p", "g"): "pg", ("g", "p"): "gp"}
+_OTHER = {"p": "g", "g": "p"}
+_ROWS: dict[tuple[str, ...], str] = {("p", "g"): "pg", ("g", "p"): "gp"}
 # what people call the number of answers to one prompt, and the number of prompts
 _MEMBERS = re.compile(
     r"(^|_)(g|group|groups?_?size|group_?n|num_?gens?|n_?gens?|(num_|n_)?generations?|(num_|n_)?samples?(_per_prompt)?"
@@ -213,7 +214,27 @@ class Axes:
 
     def _stack(self, value: Value, depth: int) -> Labels:
         data = value.argument("tensors")
-        return self._rows_of(value, data) if data is not None and value.setting("dim", 0) == 0 else None
+        if data is None or value.setting("dim", 0) != 0:
+            return None
+        piece = self._piece_of(data, depth - 1)
+        return (_OTHER[piece], piece) if piece else self._rows_of(value, data)
+
+    def _cat(self, value: Value, depth: int) -> Labels:
+        data = value.argument("tensors")
+        piece = self._piece_of(data, depth - 1) if data is not None else ""
+        return (_OTHER[piece] + piece,) if piece else None
+
+    def _piece_of(self, data: Value, depth: int) -> str:
+        """What one of several pieces of the rows runs over: [rows[i:i + n] for i in ...], rows.split(n)."""
+        thing = data.thing
+        if data.op in ("split", "chunk"):
+            labels = self._part(data, depth)
+        elif isinstance(thing, Listing) and not thing.exact and len(thing.elements) == 1 and not thing.parts:
+            more = [loop for loop in thing.elements[0].context.loops if loop not in data.context.loops]
+            labels = self.of(thing.elements[0], depth) if len(more) == 1 else None
+        else:
+            labels = None
+        return labels[0] if labels is not None and labels in (("p",), ("g",)) else ""
 
     def _unsqueeze(self, value: Value, depth: int) -> Labels:
         inner, dim = self.of(value.input, depth - 1), value.setting("dim")
@@ -275,14 +296,16 @@ class Axes:
     def _element(self, value: Value, depth: int) -> Labels:
         source = value.input
         if source is not None and source.op in ("split", "chunk"):
-            rows = self.of(source.input, depth - 1)
-            order = rows[0] if rows is not None and len(rows) == 1 else self._order_of(source.input)
-            size = source.argument("size") if source.op == "split" else source.argument("chunks")
-            role = self.role(size)
-            is_group = order == "pg" and role == ("g" if source.op == "split" else "p")
-            return ("g",) if is_group else None
+            return self._part(source, depth)
         inner = self.of(source, depth - 1)
         return inner[1:] if inner is not None and len(inner) == 2 and inner[0] in ("p", "g") else None
+
+    def _part(self, cut: Value, depth: int) -> Labels:
+        """One of the pieces of rows.split(n) or rows.chunk(n)."""
+        rows = self.of(cut.input, depth - 1)
+        order = rows[0] if rows is not None and len(rows) == 1 else self._order_of(cut.input)
+        role = self.role(cut.argument("size") if cut.op == "split" else cut.argument("chunks"))
+        return ("g",) if order == "pg" and role == ("g" if cut.op == "split" else "p") else None
 
     def _repeat_interleave(self, value: Value, depth: int) -> Labels:
         inner = self.of(value.input, depth - 1)
@@ -434,6 +457,8 @@ def _dims(statistic: Value) -> tuple[int, ...] | None:
     given = statistic.argument(name)
     if given is None or given.constant is None:
         return ()
+    if isinstance(given.thing, Listing) and given.thing.exact and len(given.thing.elements) == 1:
+        given = given.thing.elements[0]  # dim=(0,)
     return (given.constant,) if isinstance(given.constant, int) else None
 
 

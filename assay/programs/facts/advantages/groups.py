@@ -9,7 +9,7 @@ from assay.programs.facts.advantages.advantages import plain
 from assay.programs.facts.sampling.tokens import encoding_behind, text_of
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
-from assay.programs.read.things import Listing
+from assay.programs.read.things import Listing, Table
 from assay.programs.walk import follow, peel
 from assay.verdict import Place
 
@@ -172,10 +172,18 @@ def _is_one_prompt(given: Value) -> bool:
     if encoding is None:
         return False
     text = text_of(encoding)
+    if text is not None and text.op == "apply_chat_template" and _is_one_chat(text.argument("1")):
+        return True
     listed = text is not None and isinstance(text.thing, Listing)
     if text is None or (listed and not (text.thing.exact and len(text.thing.elements) == 1)):
         return False
     return encoding.setting("padding", False) in (False, None) or listed or isinstance(text.constant, str)
+
+
+def _is_one_chat(chat: Value | None) -> bool:
+    """[{"role": ...}, ...]: messages, not chats."""
+    thing = chat.thing if chat is not None else None
+    return isinstance(thing, Listing) and bool(thing.elements) and isinstance(thing.elements[0].thing, Table)
 
 
 def _encoding(given: Value) -> Value | None:

@@ -58,6 +58,25 @@ ACROSS = {
         "    adv[i] = scores[i] - sum(peers) / len(peers)\nadv = torch.tensor(adv)",
     ),
     "by turns": ("r = rewards.view(G, P)\nadv = (r - r.mean(1, keepdim=True)).flatten()", *TILED),
+    "stacked slices": (
+        "r = torch.stack([rewards[p * G:(p + 1) * G] for p in range(P)])\nadv = (r - r.mean(0)).flatten()",
+    ),
+    "stacked pieces": ("r = torch.stack(rewards.split(G))\nadv = (r - r.mean(0)).flatten()",),
+    "lists in a list": (
+        "r = torch.tensor([[rewards[p * G + g] for g in range(G)] for p in range(P)])\nadv = (r - r.mean(0)).flatten()",
+    ),
+    "columns": (
+        "adv, r = torch.empty(P, G), rewards.view(P, G)\nfor g in range(G):\n"
+        "    adv[:, g] = r[:, g] - r[:, g].mean()\nadv = adv.flatten()",
+    ),
+    "in a function": (
+        "adv = advantages(rewards, G)",
+        (
+            "def reward_fn(",
+            "def advantages(rewards, size):\n    r = rewards.reshape(-1, size)\n"
+            "    return (r - r.mean(dim=0)).reshape(-1)\n\n\ndef reward_fn(",
+        ),
+    ),
 }
 WITHIN = {
     "keepdim": (
@@ -92,6 +111,15 @@ WITHIN = {
         "    level = sum(peers) / len(peers)\n    adv += [s - level for s in peers]\nadv = torch.tensor(adv)",
     ),
     "by turns": ("r = rewards.view(G, P)\nadv = (r - r.mean(0, keepdim=True)).flatten()", *TILED),
+    "stacked slices": (
+        "r = torch.stack([rewards[p * G:(p + 1) * G] for p in range(P)])\n"
+        "adv = (r - r.mean(1, keepdim=True)).flatten()",
+    ),
+    "stacked pieces": ("r = torch.stack(rewards.split(G))\nadv = (r - r.mean(1, keepdim=True)).flatten()",),
+    "rows": (
+        "adv, r = torch.empty(P, G), rewards.view(P, G)\nfor p in range(P):\n    adv[p] = r[p] - r[p].mean()\n"
+        "adv = adv.flatten()",
+    ),
     "every n-th row by turns": (
         "adv = torch.zeros_like(rewards)\nfor p in range(P):\n"
         "    rows = rewards[p::P]\n    adv[p::P] = rows - rows.mean()",
@@ -171,6 +199,28 @@ def test_nothing_is_assured_of_dimensions_that_the_text_does_not_name(dim, tmp_p
         (ANSWERS, "    answers = spread(a + b)\n"),
     )
     assert state_of("ADV01", text, tmp_path) is State.NOT_ENOUGH_DATA
+
+
+NUMBERED = "mean = torch.zeros({}).index_add(0, owner, rewards) / {}\nadv = rewards - mean[owner]"
+
+
+@pytest.mark.parametrize(
+    ("owner", "edits", "codes"),
+    [
+        ("// G", (), set()),
+        ("% G", (), {"ADV02"}),
+        ("% P", TILED, set()),
+        ("// G", TILED, {"ADV02"}),
+    ],
+)
+def test_rows_are_numbered_as_prompts_were_repeated(owner, edits, codes, tmp_path):
+    credit = f"owner = torch.arange(P * G) {owner}\n{NUMBERED.format('P', 'G')}"
+    assert codes_in(trainer(credit, None, None, *edits), tmp_path, CODES) == codes
+
+
+def test_one_prompt_by_a_setting_is_one_group(tmp_path):
+    text = trainer(None, None, None, ("P, G, MAX_NEW = 4, 8, 6", "P, G, MAX_NEW = 1, 8, 6"))
+    assert codes_in(text, tmp_path, CODES) == set()
 
 
 SCALED = "r = rewards.view(P, G)\nadv = (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)\n"

@@ -71,3 +71,20 @@ def test_a_batch_with_a_log_ratio_of_0_and_the_pull_of_a_sound_loss_is_left_alon
     check = by_code("RAT04").batch
     assert check(same).state is not State.FINDING
     assert check(turned).state is State.FINDING
+
+
+KEPT = {
+    "in a list": ("kept = []\n", "if epoch == 0:\n    kept.append(new.detach())\nold = kept[0]\n"),
+    "in a name": ("old = None\n", "if old is None:\n    old = new.detach()\n"),
+    "in a dictionary": ("kept = {}\n", "if epoch == 0:\n    kept['old'] = new.detach()\nold = kept['old']\n"),
+    "by a condition": ("old = None\n", "old = new.detach() if epoch == 0 else old\n"),
+}
+
+
+@pytest.mark.parametrize("form", KEPT)
+def test_a_copy_that_is_made_in_the_first_turn_alone_is_old(form, tmp_path):
+    before, within = KEPT[form]
+    loss = "ratio = torch.exp(new - old)\n" + MEAN.format("ratio * adv[:, None]")
+    body = f"new = logprobs_of(model, ids, start)\n{within}{loss}{STEP}".replace("\n", "\n    ")
+    text = trainer(None, None, f"{before}for epoch in range(4):\n    {body}")
+    assert codes_in(text, tmp_path, CODES) == set()
