@@ -336,10 +336,10 @@ class Reordering:
 def reorderings(program: Program) -> Iterator[Reordering]:
     """Of what weighs the policy. One that comes after another may put the rows back: neither is meant then."""
     found = list(_joined(program))
-    for one in found:
-        others = [other.value for other in found if other is not one]
-        if not any(value in ancestors(one.value) or one.value in ancestors(value) for value in others):
-            yield one
+    for joined in found:
+        others = [other.value for other in found if other is not joined]
+        if not any(value in ancestors(joined.value) or joined.value in ancestors(value) for value in others):
+            yield joined
 
 
 def _joined(program: Program) -> Iterator[Reordering]:

@@ -34,13 +34,14 @@ class Whitening:
 
 def whitenings(program: Program) -> Iterator[Whitening]:
     found = [
-        (one.value, one.base, is_mean(one.spread) or pair_of(one.spread) or one.spread) for one in scalings(program)
+        (scaling.value, scaling.base, is_mean(scaling.spread) or pair_of(scaling.spread) or scaling.spread)
+        for scaling in scalings(program)
     ]
     scaled = {id(part) for value, _, _ in found for part in islice(walk(value), 40)}
-    for one in centrings(program):
-        mean = is_mean(one.level)
-        if mean is not None and id(one.value) not in scaled:
-            found.append((one.value, one.base, mean))
+    for centring in centrings(program):
+        mean = is_mean(centring.level)
+        if mean is not None and id(centring.value) not in scaled:
+            found.append((centring.value, centring.base, mean))
     for value, base, statistic in found:
         by_row = is_of_one_row(program, statistic)
         if by_row is None or not is_advantage(program, value):

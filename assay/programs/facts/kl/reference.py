@@ -90,7 +90,9 @@ def _is_meant(program: Program, theirs: Value) -> bool:
     if any(_OLD.search(name) for name in theirs.names):
         return False
     return any(_REFERENCE.search(name) for name in texts) or any(
-        program.origins.gradient(one.right) is False for use in uses(program) for one in differences(program, use.ratio)
+        program.origins.gradient(difference.right) is False
+        for use in uses(program)
+        for difference in differences(program, use.ratio)
     )
 
 
