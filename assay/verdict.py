@@ -5,8 +5,9 @@ Nothing is silently healthy: a check that lacks its data says which, and a check
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from assay.machine.terminal import without_commands as without_commands
 
@@ -118,6 +119,7 @@ class Verdict:
     found_at: tuple[Place, ...] = ()  # of several findings that were put together, the place of each
     examples: tuple[str, ...] = ()  # evidence in words: a text, and the reward that it got
     is_direct: bool = False  # a curve that is the thing itself (NaN, a rate of 0), so it may be surer than possible
+    is_settled_by_numbers: bool = False  # of a text: the checks of a run's numbers answer the very same question
 
 
 def finding(
@@ -150,6 +152,11 @@ def likely(
 ) -> Verdict:
     """A finding in the text of a script: a pattern that has one usual cause, since no text proves what a run does."""
     return finding(message, confidence=Confidence.LIKELY, places=places, why=why, fix=fix, edit=edit)
+
+
+def suspected(message: str, *, confidence: Confidence = Confidence.LIKELY, **where: Any) -> Verdict:
+    """A finding in a text that is withdrawn where the numbers of a run show that it is not so."""
+    return replace(finding(message, confidence=confidence, **where), is_settled_by_numbers=True)
 
 
 def healthy(message: str, *facts: Fact, places: tuple[Place, ...] = ()) -> Verdict:

@@ -169,13 +169,15 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
         (illness.batch, [(batch, batch.source) for batch in reversed(evidence.batches)]),
         (illness.reward, [(evidence.reward, evidence.reward.name if evidence.reward else "")]),
     )
-    words = [
-        Word(illness, _verdict(illness, check, piece), source)
+    said = [
+        (check, Word(illness, _verdict(illness, check, piece), source))
         for check, pieces in looks
         if check is not None
         for piece, source in pieces
         if piece is not None
     ]
+    by_numbers = [word for check, word in said if check in (illness.run, illness.batch)]
+    words = _without_contradicted([word for _, word in said], by_numbers if evidence.run is not None else [])
     if not words:
         if illness.needs_a_call:
             return Word(illness, not_enough_data("a reward to call (assay reward-check)"))
@@ -193,6 +195,18 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
     if loudest in found and not verdict.places:  # a batch knows no lines; the text does
         verdict = replace(verdict, places=next((word.verdict.places for word in found if word.verdict.places), ()))
     return Word(illness, verdict, loudest.source, len(found), seen_in)
+
+
+def _without_contradicted(words: list[Word], by_numbers: list[Word]) -> list[Word]:
+    """Without what a text was suspected of and the numbers of its run show not to be so: their verdict says it."""
+    judged = [word for word in by_numbers if word.verdict.state in (State.HEALTHY, State.FINDING)]
+    suspected = [word for word in words if word.verdict.is_settled_by_numbers]
+    if not suspected or not judged or any(word.verdict.state is State.FINDING for word in judged):
+        return words
+    place = suspected[0].verdict.places[0]
+    note = f"{judged[0].verdict.message}; line {place.line} looked otherwise, and the numbers of the run contradict it"
+    kept = [word for word in words if word not in suspected and word is not judged[0]]
+    return [replace(judged[0], verdict=replace(judged[0].verdict, message=note)), *kept]
 
 
 def _verdict(illness: Illness, check: Callable[[Any], Verdict | Iterable[Verdict]], piece: Any) -> Verdict:
@@ -217,7 +231,9 @@ def _strongest(illness: Illness, verdicts: Sequence[Verdict], piece: Any) -> Ver
         first = max(found, key=lambda verdict: verdict.confidence.rank)
         each = tuple(dict.fromkeys(place for verdict in found for place in verdict.places[:1]))
         places = (*first.places, *(place for place in each if place not in first.places))
-        return replace(first, places=places, found_at=each, edit=_applicable(first.edit, piece))
+        settled = all(finding.is_settled_by_numbers for finding in found)
+        edit = _applicable(first.edit, piece)
+        return replace(first, places=places, found_at=each, edit=edit, is_settled_by_numbers=settled)
     if findings:
         return not_applicable("a comment in the script asks to ignore it")
     return max(verdicts, key=lambda verdict: LOUD[verdict.state], default=not_applicable(NOTHING))

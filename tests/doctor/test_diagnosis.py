@@ -5,21 +5,44 @@ from random import Random
 
 import numpy as np
 import pytest
+from fixtures.made_run import MadeRun
 
 from assay.doctor.catalogue import Illness, catalogue
 from assay.doctor.diagnosis import Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.programs.read.script import read_program
-from assay.verdict import Confidence, Missing, Severity, State, finding, healthy, not_applicable
+from assay.verdict import (
+    Confidence,
+    Missing,
+    Place,
+    Severity,
+    State,
+    finding,
+    healthy,
+    likely,
+    not_applicable,
+    suspected,
+)
 
 PROVEN, LIKELY, POSSIBLE = Confidence.PROVEN, Confidence.LIKELY, Confidence.POSSIBLE
 
 
-def illness(code="RAT01", *, batch=None, curves=None, explains=(), severity=Severity.HARMFUL):
+def illness(code="RAT01", *, batch=None, curves=None, explains=(), severity=Severity.HARMFUL, **checks):
     nobody = Evidence
     return Illness(
-        code, code.lower(), severity, "s", "f", "e", nobody, nobody, batch, curves, explains=frozenset(explains)
+        code,
+        code.lower(),
+        severity,
+        "s",
+        "f",
+        "e",
+        nobody,
+        nobody,
+        batch,
+        curves,
+        explains=frozenset(explains),
+        **checks,
     )
 
 
@@ -194,3 +217,26 @@ def test_a_check_without_anything_of_its_kind_claims_nothing_about_the_script(tm
     path.write_text("x = 1\n")
     words = diagnose(Evidence(programs=(read_program(path),))).of(State.NOT_APPLICABLE)
     assert {word.verdict.message for word in words} == {"nothing of the kind was recognised in the script"}
+
+
+def test_a_suspicion_in_a_text_is_withdrawn_where_the_numbers_of_its_run_contradict_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("x = 1\n")
+    program, run = read_program(script), MadeRun().run
+    place = Place("script.py", 1)
+
+    def word(*, text, numbers, seen=run):
+        made = illness(source=lambda program: [text], run=lambda run: [numbers])
+        return diagnose(Evidence(programs=(program,), run=seen), [made]).words[0]
+
+    doubt, sure = suspected("odd", places=(place,)), likely("odd", places=(place,))
+    withdrawn = word(text=doubt, numbers=healthy("fine"))
+    assert withdrawn.verdict.state is State.HEALTHY
+    assert withdrawn.verdict.message == "fine; line 1 looked otherwise, and the numbers of the run contradict it"
+    kept = [
+        word(text=sure, numbers=healthy("fine")),  # the run looks at another question
+        word(text=doubt, numbers=not_applicable("no such thing")),
+        word(text=doubt, numbers=finding("so it is")),
+        word(text=doubt, numbers=healthy("fine"), seen=None),
+    ]
+    assert [found.verdict.state for found in kept] == [State.FINDING] * 4

@@ -26,6 +26,7 @@ _SELECTORS = {
     "masked_fill": ("mask",),
     "element": ("key",),
 }
+_FORM = frozenset("device dtype shape ndim size dim numel".split())  # of a tensor: none of its numbers
 NETWORKS = frozenset({"instance", "pretrained", "deepcopy", "module"})
 _PARTS = frozenset("module base_model model lm_head transformer score v_head value_head embed_out backbone".split())
 _SHELLS = frozenset({"wrapped", "cast", "moved", "submodule"})  # around a network, or parts of it
@@ -131,6 +132,8 @@ class Origins:
 
     def _find_forwards(self, value: Value) -> list[Value]:
         def data(one: Value) -> list[Value]:
+            if one.op in ("attribute", "method") and one.name in _FORM:
+                return []
             numbers = [part for name, part in one.arguments.items() if not _is_selector(one, name)]
             return [part for part in numbers if not self.kinds.is_a(part, Kind.SAMPLED, Kind.MASK, Kind.COUNT)]
 

@@ -12,8 +12,8 @@ from assay.programs.facts.kinds import SCORES, Kind
 from assay.programs.facts.origin import given_to, is_network_call
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
-from assay.programs.read.things import Listing
-from assay.programs.walk import follow, walk
+from assay.programs.read.things import Listing, Table
+from assay.programs.walk import follow, loop_source, walk
 
 Linear = dict[Hashable, int]  # coefficient of each unknown; that of 1 is the constant
 
@@ -70,13 +70,19 @@ class Spans:
             return self._of_output(value, depth) or whole
         if value.op == "index" and inner is not None:
             return self._of_index(value, inner, depth) or whole
+        if value.op == "element" and inner is not None and not value.name and is_turn_of(value):
+            span = self.of(inner, depth - 1)
+            return whole if span.is_row else replace(span, is_row=True)
         if value.op == "attribute" and value.name in ("logits", "sequences", "input_ids") and inner is not None:
             is_field = value.name == "input_ids" or inner.op in ("generate", "forward", "call")
             return self.of(inner, depth - 1) if is_field and value.name != "input_ids" else whole
         if value.op in ("unsqueeze", "squeeze") and inner is not None:
-            if value.setting("dim", value.setting("1", -1)) in (-1, 2):
+            dim = value.setting("dim", value.setting("1", -1))
+            if dim in (-1, 2):
                 return self.of(inner, depth - 1)
-            return whole
+            span = self.of(inner, depth - 1)
+            is_row = value.op == "squeeze"
+            return replace(span, is_row=is_row) if dim == 0 and span.is_row != is_row else whole
         if value.op == "pad" and inner is not None:
             return self._of_pad(value, inner, depth) or whole
         if value.op == "roll" and inner is not None and value.setting("dim", value.setting("dims")) in (1, -1):
@@ -118,7 +124,11 @@ class Spans:
     def _of_index(self, value: Value, inner: Value, depth: int) -> Span | None:
         keys = value.keys
         if value.name == "unpacked" or (is_network_call(inner, self.program.kinds) and len(keys) == 1):
-            return self.of(inner, depth - 1) if self._is_scores(value) and value.setting("0") == 0 else None
+            is_counted = is_counter(keys[0]) and _gives_tensor(inner)
+            if not self._is_scores(value) or (value.setting("0") != 0 and not is_counted):
+                return None
+            span = self.of(inner, depth - 1)
+            return replace(span, is_row=True) if _gives_tensor(inner) else span
         if isinstance(value.name, str) and value.name in ("logits", "sequences"):
             return self.of(inner, depth - 1)
         if isinstance(keys[0].constant, str):
@@ -128,21 +138,41 @@ class Spans:
         if any(key.constant is Ellipsis for key in keys):
             return None
         span = self.of(inner, depth - 1)
+        if span.is_row and keys[0].constant is None:
+            return self._rest(replace(span, is_row=False), keys[1:], depth)  # row[None]: a batch of one
         if not span.is_row:
             if keys[0].op != "slice":
                 if self.program.kinds.is_a(keys[0], Kind.MASK):
                     return None  # positions, not rows
-                is_row = isinstance(keys[0].constant, int)
+                is_row = isinstance(keys[0].constant, int) or is_counter(keys[0])
                 span, keys = replace(span, is_row=is_row), keys[1:]
+            elif is_piece(keys[0]):
+                keys = keys[1:]  # ids[i:i + 1]
             elif keys[0].arguments:
                 return None  # rows of a batch, or positions of one row: not known
             else:
                 keys = keys[1:]
+        return self._rest(span, keys, depth)
+
+    def _rest(self, span: Span, keys: list[Value], depth: int) -> Span | None:
+        """The positions that the last keys choose."""
+        keys = [key for key in keys if key.constant is not None]
         if not keys:
             return span
-        if keys[0].op != "slice" or "step" in keys[0].arguments:
+        if keys[0].op != "slice" or "step" in keys[0].arguments or any(key.arguments for key in keys[1:]):
             return None
         return self._cut(span, keys[0], depth)
+
+    def at(self, value: Value) -> tuple[Value, Linear] | None:
+        """The sequence and the position of one token: ids[i, t], row[t]."""
+        inner = value.input
+        keys = value.keys if value.op == "index" and inner is not None else []
+        if inner is None or not keys or keys[-1].op == "slice" or keys[-1].constant is None:
+            return None
+        span = self.of(inner)
+        if len(keys) != (1 if span.is_row else 2) or (len(keys) == 2 and not is_counter(keys[0])):
+            return None
+        return span.root, plus(span.start, self.linear(keys[-1]))
 
     def _cut(self, span: Span, cut: Value, depth: int) -> Span:
         start, end = span.start, span.end
@@ -204,14 +234,16 @@ class Spans:
             return plus({}, self.linear(value.input, depth - 1), -1)
         if value.op == "cast" and value.input is not None and value.name in ("int", "long"):
             return self.linear(value.input, depth - 1)
-        measured = self._measured(value)
+        measured = self._measured(value, depth)
         if measured is not None:
             span = self.of(measured, depth - 1)
             return plus(span.end, span.start, -1)
         return {expression_key(value): 1}
 
-    def _measured(self, value: Value) -> Value | None:
-        """The tensor whose second dimension a value is: x.size(1), x.shape[1], B, T = x.shape."""
+    def _measured(self, value: Value, depth: int) -> Value | None:
+        """The tensor whose tokens a value counts: x.size(1), x.shape[1], B, T = x.shape; len(row) of one row."""
+        if value.op == "len" and value.input is not None:
+            return value.input if self.of(value.input, depth - 1).is_row else None
         shape: Value | None = None
         dim: object = UNKNOWN
         if value.op == "method" and value.name == "size":
@@ -222,6 +254,8 @@ class Spans:
                 shape, dim = inner, value.setting("0")
         if shape is None or shape.input is None or not isinstance(dim, int):
             return None
+        if dim == 0:
+            return shape.input if self.of(shape.input, depth - 1).is_row else None
         of_scores = self._is_scores(shape.input)
         return shape.input if dim == 1 or (dim == -1 and not of_scores) or (dim == -2 and of_scores) else None
 
@@ -236,6 +270,34 @@ class Spans:
                 return plus(offset, plus(tokens.start, span.start, -1))
             offset = plus(offset, plus(span.end, span.start, -1))
         return None
+
+
+def is_counter(key: Value) -> bool:
+    """i of `for i in range(n)` and of enumerate(rows)."""
+    return key.op == "element" and (key.name == "counter" or (key.input is not None and key.input.op == "range"))
+
+
+def is_turn_of(element: Value) -> bool:
+    """Whether a value is what a loop takes from a tensor in each turn, alone or beside others in a zip."""
+    source = element.input
+    loops = [loop_source(loop) for loop in element.context.loops]
+    return any(loop is not None and (loop is source or (loop.op == "zip" and source in loop.inputs)) for loop in loops)
+
+
+def is_piece(cut: Value) -> bool:
+    """i:i + n, or i * n:(i + 1) * n: rows of a batch that a loop goes through."""
+    start, stop = cut.argument("start"), cut.argument("stop")
+    if cut.op != "slice" or start is None or stop is None or "step" in cut.arguments:
+        return False
+    is_scaled = start.op == "mul" and any(is_counter(part) for part in start.inputs)
+    is_after = stop.op == "add" and any(part is start for part in stop.inputs)
+    return (is_after and (is_counter(start) or is_scaled)) or (is_scaled and stop.op == "mul")
+
+
+def _gives_tensor(call: Value) -> bool:
+    """Whether a network of the script gives one tensor, of which [0] is the first row, and not a tuple."""
+    output = call.argument("output")
+    return call.op == "forward" and output is not None and not isinstance(output.thing, Listing | Table)
 
 
 def given_ids(call: Value) -> Value | None:

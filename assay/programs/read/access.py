@@ -162,6 +162,7 @@ def _assign_item(interpreter: Interpreter, target: ast.Subscript, value: Value, 
     elif isinstance(base.thing, Listing):
         base.thing.elements.append(value)
         base.thing.exact = False
+        hold(base, value)
     elif len(keys) == 1 and isinstance(keys[0].constant, str):
         interpreter.keep(base)
         interpreter.heap[id(base), f"[{keys[0].constant}]"] = value

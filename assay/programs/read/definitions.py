@@ -60,6 +60,7 @@ def _class(interpreter: Interpreter, node: ast.ClassDef) -> None:
             for target in statement.targets:
                 if isinstance(target, ast.Name):
                     made.members[target.id] = value
+                    interpreter.name(value, target.id)
     interpreter.store(node.name, interpreter.new("class", node, name=node.name, thing=made))
 
 

@@ -84,7 +84,7 @@ def binary(interpreter: Interpreter, op: str, left: Value, right: Value, node: a
         return joined
     if op == "mul" and isinstance(left.thing, Listing):
         return interpreter.new(
-            "list_repeat", node, {"input": left, "other": right}, thing=Listing(left.thing.elements, False)
+            "list_repeat", node, {"input": left, "other": right}, thing=Listing(list(left.thing.elements), False)
         )
     names = ("input", "exponent") if op == "pow" else ("input", "other")
     return interpreter.new(op, node, dict(zip(names, (left, right), strict=True)), constant=fold(op, left, right))

@@ -9,6 +9,7 @@ from assay.programs.graph import UNKNOWN, Value, bound, canonical
 from assay.programs.read.access import attribute, set_attribute
 from assay.programs.read.collections import element, first
 from assay.programs.read.containers import configured_instance, method_of_listing, method_of_table, parsed_classes
+from assay.programs.read.einops import arrange
 from assay.programs.read.interpreter import Interpreter
 from assay.programs.read.settings import READERS, parse_settings
 from assay.programs.read.things import Call, Class, Function, Instance, Library, Listing, Partial, Table
@@ -144,6 +145,8 @@ def call(interpreter: Interpreter, function: Library, given: Call) -> Value:
         return interpreter.new("backward", node, {"input": operand})
     if function.root in NUMERIC:
         return _numeric(interpreter, function, given)
+    if function.root == "einops" and (arranged := arrange(interpreter, last, given)) is not None:
+        return arranged
     operation = canonical(last)
     if operation is not None and function.root in ("einops", "trl", "verl", "functional", "F"):
         return interpreter.new(operation, node, bound(operation, last, given.positional, keywords), name=path)
@@ -181,6 +184,8 @@ def _numeric(interpreter: Interpreter, function: Library, given: Call) -> Value:
     if last in ("min", "max"):
         return _extreme(interpreter, last, given, path)
     op = {"fmean": "mean", "stdev": "std", "pstdev": "std"}.get(last) or canonical(last)
+    if path == "numpy.repeat":
+        op = "repeat_interleave"  # numpy's tile is torch's repeat
     if op is None:
         return interpreter.new("call", node, given.arguments(), name=path)
     arguments = bound(op, last, given.positional, given.keywords)
@@ -251,6 +256,8 @@ def method(interpreter: Interpreter, base: Value, name: str, given: Call) -> Val
     op = canonical(name)
     if op is None:
         return interpreter.new("method", node, {"input": base, **given.arguments(start=1)}, name=name)
+    if name == "repeat" and "axis" in keywords:  # of numpy
+        op = "repeat_interleave"
     arguments = bound(op, name, [base, *given.positional], keywords)
     if name == "requires_grad_" and is_model(base):
         interpreter.new("requires_grad_", node, arguments, name=name)
@@ -347,16 +354,26 @@ def _builtin(interpreter: Interpreter, name: str, given: Call) -> Value:
         if name in ("sum", "abs"):
             return interpreter.new(name, node, {"input": operand}, name=f"builtins.{name}")
         if name == "len":
-            exact = isinstance(operand.thing, Listing) and operand.thing.exact and operand.op == "listing"
-            return interpreter.new(
-                "len", node, {"input": operand}, constant=len(operand.thing.elements) if exact else UNKNOWN
-            )
+            return interpreter.new("len", node, {"input": operand}, constant=_length(operand))
         if name == "getattr" and isinstance(attribute_name, str):
             return attribute(interpreter, operand, attribute_name, node)
         if name == "setattr" and isinstance(attribute_name, str) and len(positional) == 3:
             set_attribute(interpreter, operand, attribute_name, positional[2])
             return interpreter.constant(node, None)
     return interpreter.new("call", node, given.arguments(), name=f"builtins.{name}")
+
+
+def _length(operand: Value) -> Any:
+    """How long a list, a text or a dictionary is that the text of the script spells out."""
+    thing = operand.thing
+    if isinstance(operand.constant, str):
+        return len(operand.constant)
+    if isinstance(thing, Listing) and operand.op == "listing":
+        if thing.exact:
+            return len(thing.elements)
+        spelt = thing.parts[0].constant if len(thing.parts) == 1 else None  # list("abc")
+        return UNKNOWN if not isinstance(spelt, str) else len(set(spelt) if operand.name == "set" else spelt)
+    return UNKNOWN
 
 
 def _number(name: str, constant: Any) -> Any:

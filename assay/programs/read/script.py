@@ -72,10 +72,15 @@ def read_program(path: Path) -> Program:
         str(path),
         interpreter.graph,
         tuple(module.file for module in modules),
-        sum(len(module.lines) for module in modules),
+        sum(_count_lines(module.lines) for module in modules),
         (*(note for module in modules for note in module.notes), *notes),
         tuple(ignore for module in modules for ignore in _ignores(module)),
     )
+
+
+def _count_lines(lines: list[str]) -> int:
+    """What stands behind the last line break is not a line if it is nothing."""
+    return len(lines) - (lines[-1:] == [""])
 
 
 def _sibling(name: str, script: Path, importer: Path) -> Path | None:

@@ -133,7 +133,7 @@ def test_a_script_that_is_no_python_keeps_nobody_from_the_others(tmp_path):
 def test_a_script_that_trains_nothing_is_told_so(tmp_path):
     note = "no loss, optimizer or sampling was recognised here"
     empty = doctor(written(tmp_path, "", "empty.py")).stdout
-    assert "the source, 1 line\n" in empty
+    assert "the source, 0 lines\n" in empty
     assert note in empty
     assert note not in doctor(written(tmp_path, SICK)).stdout
     assert note not in doctor(tmp_path / "empty.py", "--select", "RAT04").stdout

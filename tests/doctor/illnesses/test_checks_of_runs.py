@@ -97,6 +97,22 @@ def test_the_log_ratio_in_place_of_the_ratio():
     finds("RAT08", run, 400, words="is new - old, the logarithm of the ratio, and not exp(new - old)")
 
 
+def log_ratio_of_one_update(loss):
+    made, zeros = loss.made, np.zeros_like(loss.new.thing.data)
+    copy = made.value("detach", loss.new.thing.data, input=loss.new)
+    return made.value("sub", zeros, grad=True, line=400, input=loss.new, other=copy)
+
+
+def test_a_logarithm_of_the_ratio_that_is_0_has_the_gradient_of_the_ratio():
+    run, _ = update(ratio=log_ratio_of_one_update, clip=None)
+    leaves_alone("RAT08", run)
+
+
+def test_a_logarithm_of_the_ratio_that_is_clamped_around_1_is_not_a_ratio():
+    run, _ = update(ratio=log_ratio_of_one_update)
+    finds("RAT08", run, 400, words="is new - old, the logarithm of the ratio")
+
+
 def test_a_clip_that_clips_nothing():
     run, loss = update(clip=(0.0, 1000.0))
     state, _, lines, message = said("CLIP01", run)

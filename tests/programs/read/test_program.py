@@ -144,3 +144,8 @@ def test_a_sum_of_two_thousand_terms_is_read(read):
 def test_functions_within_functions_are_read(read):
     text = "".join("  " * depth + f"def f{depth}(a):\n" for depth in range(90)) + "  " * 90 + "return 1\n"
     assert read(text).notes == ()
+
+
+@pytest.mark.parametrize(("text", "lines"), [("x = 1\ny = 2\n", 2), ("x = 1\ny = 2", 2), ("x = 1\n\n", 2), ("", 0)])
+def test_lines_are_counted_as_an_editor_does(text, lines, read):
+    assert read(text).lines == lines

@@ -83,7 +83,9 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for grouping in groupings(program):
         if not weighs_policy(program, grouping.value):
             continue
-        by_count = [repeat for repeat in made if same_size(repeat.size, grouping.count)]
+        # a mean over the prompts of rows in groups of that size is group_scope's
+        is_across = grouping.across and all(_keeps_together(repeat) for repeat in made)
+        by_count = [repeat for repeat in made if same_size(repeat.size, grouping.count) and not is_across]
         if by_count and grouping.size.constant == -1:
             place, text = by_count[0].place, by_count[0].value.place.text
             yield likely(
@@ -131,17 +133,19 @@ def _order(prompts: Sequence[Hashable], groups: int) -> str:
 
 
 def _numbered(program: Program, made: list[Expansion]) -> Iterator[Verdict]:
-    """Rows that are numbered by torch.arange(n) // size, where prompts were repeated as a whole."""
-    for value in program.of("floordiv"):
+    """Rows that are numbered by torch.arange(n) // size, where prompts were repeated as a whole, or by % in place."""
+    for value in program.of("floordiv", "mod"):
         counted = peel(value.input, ("cast", "moved", "clone"))
         if counted is None or counted.op != "arange" or not weighs_policy(program, value):
             continue
         size = value.argument("other")
         fitting = [repeat for repeat in made if same_size(repeat.size, size) and is_of_several(repeat)]
-        if fitting and not any(repeat.interleaved for repeat in fitting):
+        if fitting and all(repeat.interleaved == (value.op == "mod") for repeat in fitting):
+            how = "in place (p p q q)" if value.op == "mod" else "as a whole (p q p q)"
+            cut = "every n-th row" if value.op == "mod" else "neighbouring rows"
             yield likely(
-                f"{fitting[0].value.place.text} repeats prompts as a whole (p q p q), but {value.place.text} numbers "
-                "neighbouring rows as one group: a group holds answers to different prompts",
+                f"{fitting[0].value.place.text} repeats prompts {how}, but {value.place.text} numbers {cut} as one "
+                "group: a group holds answers to different prompts",
                 places=(fitting[0].place, value.place),
                 why=(f"line {value.place.line}: rewards are compared by this number",),
             )

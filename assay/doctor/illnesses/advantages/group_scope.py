@@ -34,14 +34,33 @@ from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.advantages import centring, has_whole_groups, nearest_advantages, other_kind
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.facts.advantages.advantages import Centring, centrings, is_advantage, is_centred_before, is_mean
+from assay.programs.facts.advantages.advantages import (
+    Centring,
+    centrings,
+    is_advantage,
+    is_centred_before,
+    is_mean,
+    pair_of,
+    scalings,
+)
+from assay.programs.facts.advantages.axes import Reduced, axes
 from assay.programs.facts.advantages.groups import Expansion, expansions, is_of_several, is_shaped, same_size, shape_of
 from assay.programs.facts.rewards.pairing import feeds
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
 from assay.programs.walk import ancestors, peel
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    likely,
+    not_applicable,
+    not_enough_data,
+)
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -78,8 +97,13 @@ def check_source(program: Program) -> Iterator[Verdict]:
     }
     for centred, scope in found.items():
         place, level = centred.value.place, centred.level
-        if scope == "group":
+        over = _reduced(program, level)
+        if over is not None and over.label == "g":
             yield healthy("the mean is taken within groups", places=(place,))
+        elif over is not None and over.label == "p":
+            yield _across(centred.value, level, over, "mean")
+        elif scope == "group":
+            yield not_enough_data(f"which dimension of {centred.base.shown} holds the answers to one prompt")
         elif scope == "shaped" or (scope == "all" and group is not None and "group" not in found.values()):
             shaped = "rows that were shaped into groups" if scope == "shaped" else "all rows, of several prompts"
             yield likely(
@@ -87,6 +111,33 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 places=(place, level.place if group is None else group.place),
                 why=(f"line {level.place.line}: {level.shown} is a mean over every dimension",),
             )
+
+    yield from _spreads(program)
+
+
+def _spreads(program: Program) -> Iterator[Verdict]:
+    """Advantages that are divided by a std over prompts."""
+    for scaling in scalings(program):
+        over = axes(program).reduced(is_mean(scaling.spread) or pair_of(scaling.spread) or scaling.spread)
+        if over is not None and over.label == "p" and is_advantage(program, scaling.value):
+            yield _across(scaling.value, scaling.spread, over, "std")
+
+
+def _reduced(program: Program, level: Value) -> Reduced | None:
+    mean = is_mean(level)
+    return axes(program).reduced(mean) if mean is not None else None
+
+
+def _across(value: Value, statistic: Value, over: Reduced, name: str) -> Verdict:
+    return likely(
+        f"the {name} in {value.place.text} runs over the prompts, not over the answers to one prompt: answers to "
+        "different prompts are compared",
+        places=(statistic.place, over.shaped.place),
+        why=(
+            f"line {over.shaped.place.line}: {over.shaped.place.text} has the answers to one prompt in one dimension",
+            f"line {statistic.place.line}: {statistic.place.text} is taken over the other one",
+        ),
+    )
 
 
 def _is_of_the_whole_batch(batch: Batch) -> bool:
@@ -118,7 +169,8 @@ def _scope(centring: Centring, spread: list[Expansion]) -> str:
         return "unknown"
     shaped = peel(mean.input, ("cast", "clone", "detach", "leave"))
     sizes = shape_of(shaped) if shaped is not None and is_shaped(shaped) else []
-    one_row = len(sizes) == 2 and (sizes[0].constant == 1 or _is_all_rows(sizes[1], spread))
+    is_spelt = bool(sizes) and sizes[0].constant == 1 and not sizes[0].names  # one prompt by a setting is one group
+    one_row = len(sizes) == 2 and (is_spelt or _is_all_rows(sizes[1], spread))
     if "dim" in mean.arguments:
         return "shaped" if one_row and mean.setting("dim") in (1, -1) else "group"
     if len(sizes) == 2 and not one_row and sizes[1].constant != 1 and not mean.name.startswith("statistics"):

@@ -35,10 +35,10 @@ from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.examples.scripts import with_change
 from assay.doctor.recompute.advantages import row_advantages
 from assay.doctor.recompute.consistent import consistent
-from assay.programs.facts.masks.counts import token_scalings
+from assay.programs.facts.advantages.whitening import whitenings
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_enough_data
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data, suspected
 
 MEAN = 1e-3  # of a whitened row: 0 except for rounding
 STD = 0.02  # around 1: an epsilon in the divisor takes a little off
@@ -78,19 +78,18 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    """Numbers of tokens that are scaled by the spread of their own row."""
-    for scaling, mean in token_scalings(program):
-        dim = mean.setting("dim", None)
-        if dim not in (1, -1):
-            yield healthy("the tokens of all rows are whitened together", places=(scaling.value.place,))
+    """Numbers of tokens that are centred or scaled within their own row."""
+    for found in whitenings(program):
+        if not found.by_row:
+            yield healthy("the tokens of all rows are whitened together", places=(found.value.place,))
             continue
-        yield likely(
-            f"`{scaling.value.place.text}` whitens the tokens of each row by themselves: a good row and a bad one get "
+        yield suspected(
+            f"`{found.value.place.text}` whitens the tokens of each row by themselves: a good row and a bad one get "
             "the same advantages",
-            places=(scaling.value.place,),
+            places=(found.value.place,),
             why=(
-                f"line {scaling.base.place.line}: {scaling.base.shown} holds one number for each token",
-                f"line {mean.place.line}: its spread is taken along dimension {dim}, the tokens of one row",
+                f"line {found.base.place.line}: {found.base.shown} holds one number for each token",
+                f"line {found.statistic.place.line}: {found.statistic.place.text} is taken over the tokens of one row",
             ),
         )
 

@@ -38,6 +38,7 @@ from assay.doctor.examples import GROUPS, SIZE, B, edit_batch, healthy_batch, of
 from assay.doctor.examples.scripts import GRPO
 from assay.doctor.facts.logprobs import row_spans
 from assay.doctor.facts.repeats import values_by_key
+from assay.programs.facts.advantages.axes import are_tokens_turned, reorderings
 from assay.programs.facts.rewards.pairing import mispairings, zips
 from assay.programs.program import Program
 from assay.record.batch import Array
@@ -87,6 +88,15 @@ def check_source(program: Program) -> Iterator[Verdict]:
             f"`{cause.text}`: {pairing.reason}, so that rewards belong to other rows",
             places=(cause, made),
             why=(f"line {made.line}: rewards are made here, one for each of `{made.text}`",),
+        )
+    for turned in reorderings(program) if not are_tokens_turned(program) else ():
+        lines.add(turned.value.place.line)
+        yield likely(
+            f"`{turned.value.place.text}` joins the rows of groups in another order than they were cut: advantages "
+            "belong to other rows",
+            places=(turned.value.place, turned.cut.place),
+            why=(f"line {turned.cut.place.line}: {turned.cut.place.text} lays rows out, and they were turned since",),
+            fix="Turn the dimensions back before they are joined, or do not turn them.",
         )
     if not lines:
         for zipped in zips(program):

@@ -37,11 +37,11 @@ from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import LOOP
 from assay.doctor.facts.logprobs import loss_tokens
 from assay.doctor.illnesses.sampling.engine_mismatch import not_the_models_own
-from assay.programs.facts.positions import BUILT, Spans, constant, plus
-from assay.programs.facts.sampling.scoring import scorings
+from assay.programs.facts.positions import BUILT, Linear, Span, Spans, constant, plus
+from assay.programs.facts.sampling.scoring import Scoring, scorings
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import main_input, walk
+from assay.programs.walk import main_input, peel, walk
 from assay.record.batch import Array
 from assay.record.metrics import MEAN_LOW_PRECISION
 from assay.verdict import (
@@ -56,6 +56,7 @@ from assay.verdict import (
     likely,
     not_applicable,
     not_enough_data,
+    suspected,
 )
 
 NAMES = {"old_logprobs": "old", "new_logprobs": "new", "sampler_logprobs": "the sampler's"}
@@ -118,26 +119,64 @@ def check_source(program: Program) -> Iterator[Verdict]:
     spans = Spans(program)
     seen: set[Place] = set()
     for scoring in scorings(program):
-        logits, tokens = spans.of(scoring.logits), spans.of(scoring.tokens)
-        start = spans.located(tokens, logits.root)
-        if start is None or scoring.value.place in seen:
-            continue
-        longer = constant(plus(plus(tokens.end, tokens.start, -1), plus(logits.end, logits.start, -1), -1))
-        distance = constant(plus(start, logits.start, -1))
-        if distance is None or longer is None:
+        distance = _distance(spans, scoring)
+        if distance is None or scoring.value.place in seen:
             continue
         seen.add(scoring.value.place)
         if distance == 1:
             yield healthy("the log-prob of a token is taken from the output before it", places=(scoring.value.place,))
             continue
         where = "at its own position" if distance == 0 else f"{abs(distance - 1)} positions off"
-        yield likely(
+        yield suspected(
             f"{scoring.value.shown} picks the log-prob of a token from the output {where}: that output has "
             f"{'seen' if distance < 1 else 'not yet come to'} the token",
             places=(scoring.value.place, scoring.logits.place, scoring.tokens.place),
             why=program.kinds.why(scoring.value),
         )
     yield from _of_masks(program, spans)
+
+
+def _distance(spans: Spans, scoring: Scoring) -> int | None:
+    """How many positions a token stands behind the output that scores it; None where the text does not say."""
+    picks = scoring.value.op in ("gather", "take_along_dim", "index")
+    source = scoring.value.input if picks and scoring.value.input is not None else scoring.logits
+    logits, tokens = spans.of(source), spans.of(scoring.tokens)
+    single = spans.at(scoring.tokens) if scoring.value.op == "index" else None
+    if single is not None:
+        return _distance_of_one(spans, scoring, single)
+    start = spans.located(tokens, logits.root)
+    if start is None:
+        return None
+    first, end = _picked(spans, scoring, logits)
+    if constant(plus(plus(tokens.end, tokens.start, -1), plus(end, first, -1), -1)) is None:
+        return None
+    return constant(plus(start, first, -1))
+
+
+def _picked(spans: Spans, scoring: Scoring, logits: Span) -> tuple[Linear, Linear]:
+    """The outputs that are picked from: all of the span, or x[torch.arange(start, end), tokens]."""
+    keys = scoring.value.keys if scoring.value.op == "index" else []
+    counted = peel(keys[0], ("cast", "moved")) if len(keys) == 2 else None
+    if counted is None or counted.op != "arange" or "step" in counted.arguments:
+        return logits.start, logits.end
+    start, end = counted.argument("start"), counted.argument("end")
+    if end is None:
+        start, end = None, start
+    first = plus(logits.start, spans.linear(start)) if start is not None else logits.start
+    return first, plus(logits.start, spans.linear(end)) if end is not None else logits.end
+
+
+def _distance_of_one(spans: Spans, scoring: Scoring, token: tuple[Value, Linear]) -> int | None:
+    """x[t - 1, ids[i, t]], in a loop over tokens."""
+    source, keys = scoring.value.input, scoring.value.keys[:-1]
+    if source is None:
+        return None
+    span = spans.of(source)
+    keys = keys if span.is_row else keys[1:]
+    root, position = token
+    if span.root is not root or len(keys) != 1 or keys[0].op == "slice":
+        return None
+    return constant(plus(position, plus(span.start, spans.linear(keys[0])), -1))
 
 
 def _pairs(batch: Batch) -> list[tuple[str, str]]:

@@ -41,7 +41,7 @@ from assay.programs.facts.sampling.scoring import scorings
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, likely, not_applicable
+from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable, suspected
 
 FEWEST_TOKENS = 2  # tokens of a prompt: one that is dropped may be a second start token
 FILLS = ("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "new_full", "new_zeros")
@@ -95,7 +95,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             if not fault:
                 yield healthy("the scored sequence begins with its prompt", places=(call.place,))
                 continue
-            yield likely(
+            yield suspected(
                 f"{call.place.text} scores {ids.shown}, {fault}",
                 places=(call.place, ids.place),
                 why=program.kinds.why(scoring.value),

@@ -44,7 +44,7 @@ from assay.programs.facts.masks.masks import Filled, definition, fillings
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable
+from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable, suspected
 
 FEW_CUT, NEARLY_ALL_CUT = 0.3, 0.9  # shares of truncated rows, at first and at last: endings are lost, not just longer
 FEWEST_ROWS = 8  # rows that ended: fewer may all have ended by a stop string
@@ -113,7 +113,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         otherwise = read.of(ways[0].mask, pad_is_end=False)
         shared = None if all(way.misses_ends for way in otherwise) else read.shared
         because = " where padding has the id of the end token" if shared else ""
-        yield finding(
+        yield suspected(
             f"the mask `{made.place.text}` is 0 on the token that ends a row{because}: to stop is never trained",
             confidence=Confidence.LIKELY if shared is None or shared[1] else Confidence.POSSIBLE,
             places=(made.place,) if shared is None else (made.place, shared[0].place),

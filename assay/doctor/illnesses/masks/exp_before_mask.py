@@ -34,6 +34,7 @@ from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.examples.scripts import with_change
+from assay.programs.facts.masks.counts import is_token_mask
 from assay.programs.facts.masks.masks import fillings
 from assay.programs.facts.sampling.banned_tokens import bans, is_under_mask
 from assay.programs.program import Program
@@ -83,7 +84,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
                     f"line {masked.masks[0].at.place.line}: the mask is multiplied, not selected by",
                 ),
             )
-        if not lines:
+        if not lines and any(is_token_mask(program, mask.value) for mask in masked.masks):
             yield healthy("no log-prob under the mask is infinite by construction", places=(masked.loss.place,))
 
 

@@ -40,7 +40,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
-from assay.verdict import LOUD, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
+from assay.verdict import LOUD, Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 WHITENED = 1e-3  # of the advantages' size 1: how near a whitening must come to be recognised
 _OF_TOKENS = (TermKind.SURROGATE, TermKind.POLICY, TermKind.KL)
@@ -61,6 +61,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     masked = masked_losses(program)
     if not masked:
         return
+    behind = {id(value) for loss, _ in program.losses for value in ancestors(loss)}
     scored = {value.place for loss in masked for value in ancestors(loss.loss) if value.op in _SCORES}
     terms = [term for _, terms in program.losses for term in terms if term.kind in _OF_TOKENS]
     of_loss = {id(reduction) for term in terms for reduction in term.reductions}  # see padding_dependence
@@ -69,7 +70,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             continue
         tokens = behind_tokens(program, mean.input)
         if tokens is not None and tokens.place in scored:
-            yield _unmasked(mean, tokens)
+            yield _unmasked(mean, tokens, Confidence.LIKELY if id(mean) in behind else Confidence.POSSIBLE)
     yield from _whitened(program)
     yield healthy("other statistics of tokens are taken under the mask", places=(masked[0].loss.place,))
 
@@ -177,9 +178,11 @@ def _whitened(program: Program) -> Iterator[Verdict]:
             yield healthy("the advantages are whitened under the mask", places=(scaling.value.place,))
 
 
-def _unmasked(mean: Value, tokens: Value) -> Verdict:
-    return likely(
+def _unmasked(mean: Value, tokens: Value, confidence: Confidence = Confidence.LIKELY) -> Verdict:
+    """Of a number that is only shown, and that no loss is made of, it is a note."""
+    return finding(
         f"`{mean.place.text}` is taken over all positions: the loss has a mask, but padding counts here",
+        confidence=confidence,
         places=(mean.place,),
         why=(f"line {tokens.place.line}: {tokens.shown} holds one number for each token, padding included",),
         fix=f"Sum it under the mask and divide by the number of its tokens: ({mean.place_of('input').text} * "

@@ -81,11 +81,24 @@ def check_source(program: Program) -> Iterator[Verdict]:
 def _by_ratio(batch: Batch) -> Verdict:
     match = nearest_ratio(batch)
     fact = Fact(f"distance of the ratio from: {match.variant.name}", match.distance, match.tolerance, batch.step)
+    if match.fits and match.variant.is_bug and _is_logarithm_at_zero(batch):
+        return not_applicable("new equals old, and there a difference of log-probs has the gradient of the ratio")
     if match.fits and match.variant.is_bug:
         return finding(f"the ratio is {match.variant.name}, where exp(new - old) is meant", fact)
     if not match.fits:
         return not_applicable(f"the ratio is of a kind not known here; the nearest is {match.variant.name}")
     return healthy(f"the ratio is {match.variant.name}", fact)
+
+
+def _is_logarithm_at_zero(batch: Batch) -> bool:
+    """new - old of one update, with the pull of a sound loss: its value is 0 and its slope that of exp(new - old)."""
+    mask_BT, new_BT, old_BT, ratio = batch.need("mask", "new_logprobs", "old_logprobs", "ratio")
+    if ratio.shape != mask_BT.shape or not (ratio[mask_BT] == 0).all() or not (new_BT == old_BT)[mask_BT].all():
+        return False
+    try:
+        return _by_gradient(batch).state is State.HEALTHY
+    except Missing:
+        return False
 
 
 def _by_gradient(batch: Batch) -> Verdict:

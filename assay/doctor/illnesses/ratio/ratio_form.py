@@ -26,24 +26,27 @@ ratio.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor
 from assay.programs.facts.loss.terms import TermKind
-from assay.programs.facts.optimizer.epochs import epochs_over
+from assay.programs.facts.optimizer.epochs import epochs_over, parts_of_rollout
 from assay.programs.facts.ratio import clamped_around_one, differences, surrogates, without_views
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.ratio import FORMS, factors
+from assay.programs.run.sight import numbers_of
 from assay.programs.run.watched import WatchedRun
-from assay.programs.walk import follow
-from assay.verdict import Edit, Severity, Verdict, finding, healthy
+from assay.programs.walk import follow, users, walk
+from assay.verdict import Edit, Severity, Verdict, finding, healthy, not_applicable
 
 _LOGS = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS)
 RIGHT = ("new / old", "log-probs")  # of the forms that a run shows
 TURNED = "old / new"  # another illness
+LOGARITHM = "new - old, the logarithm of the ratio"
 
 
 @one_per_place
@@ -57,11 +60,20 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
         wrong = [form for form in FORMS if form in factor.forms and form not in (*RIGHT, TURNED)]
         if not factor.forms.isdisjoint(RIGHT):
             yield healthy("what the advantages weigh is exp(new - old)")
+        elif LOGARITHM in factor.forms and _is_at_zero(factor.value):
+            yield not_applicable("new equals old in every update: new - old has the gradient of the ratio there")
         elif wrong:
             yield finding(
                 f"what the advantages are multiplied by, {factor.value.shown}, is {wrong[0]}, and not exp(new - old)",
                 places=(factor.value.place,),
             )
+
+
+def _is_at_zero(factor: Value) -> bool:
+    """Whether a difference of log-probs is 0 at every token, and no clamp makes anything else of it."""
+    ways = islice(walk(factor.users, users, until=lambda value: value.op in ("backward", "sum", "mean", "mul")), 60)
+    seen = [numbers_of(value) for value in (factor, *(value for value in ways if value.op == "clamp"))]
+    return all(numbers is not None and not numbers.any() for numbers in seen)
 
 
 def _clamps(program: Program) -> Iterator[Verdict]:
@@ -184,7 +196,8 @@ def _without_clip(program: Program) -> Iterator[Verdict]:
                 ends = program.origins.gradient(left), program.origins.gradient(right)
                 if ends != (True, False) or program.origins.is_reference(right) is not False:
                     continue
-                if any(epochs_over(program, call) is not None for call in program.origins.forwards(left)):
+                calls = program.origins.forwards(left)
+                if any(epochs_over(program, call) or parts_of_rollout(program, call) for call in calls):
                     what = (
                         "weighs the advantage over several updates on the same rollouts, but it is a difference of "
                         "log-probs, not a ratio: the exp is missing"

@@ -41,10 +41,21 @@ from assay.doctor.examples.scripts import GRPO, with_change
 from assay.programs.facts.optimizer.epochs import epochs_over, is_split, parts_of_rollout, turns
 from assay.programs.facts.origin import network, same_network
 from assay.programs.facts.ratio import Difference, before_detach, differences, uses, without_views
+from assay.programs.facts.sampling.draws import is_drawn_from
 from assay.programs.graph import Loop, Value
 from assay.programs.program import Program
 from assay.programs.walk import main_input, walk
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+    suspected,
+)
 
 TOKENS = 20  # fewer loss tokens may be equal by chance: where the policy is certain, a small update changes no bit
 CERTAIN = -1e-3  # log-prob of a token that the policy is certain of: no small update changes it
@@ -117,7 +128,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 continue
             what, loop = _follows(program, difference, use.is_surrogate)
             if what and loop is not None:
-                yield finding(
+                yield suspected(
                     f"`{place.text}` is 0 in every update: {what}",
                     confidence=Confidence.LIKELY if turns(loop) is not None or is_split(loop) else Confidence.POSSIBLE,
                     places=(place, loop.place),
@@ -152,7 +163,11 @@ def _how_weights_were_pushed(batch: Batch) -> str | None:
 def _follows(program: Program, difference: Difference, is_clipped: bool) -> tuple[str, Loop | None]:
     """In what way the old log-probs follow the new ones, and the loop that updates on the same rollouts again."""
     new, old = difference.left, difference.right
-    is_copy = before_detach(new) is before_detach(old) and without_views(new) is not without_views(old)
+    copy = without_views(old)
+    is_copy = before_detach(new) is before_detach(old) and without_views(new) is not copy
+    is_kept = len(copy.context.branches) > len(difference.value.context.branches)  # copied in the first turn alone
+    if is_copy and is_kept:
+        return "", None
     if is_copy and difference.is_straight:
         calls = program.origins.forwards(before_detach(new))
         loops = [loop for call in calls if (loop := epochs_over(program, call)) is not None]
@@ -163,7 +178,9 @@ def _follows(program: Program, difference: Difference, is_clipped: bool) -> tupl
     for call in program.origins.forwards(new):
         loop = epochs_over(program, call)
         for other in _straight_forwards(program, old) if loop is not None else ():
-            if loop in other.context.loops and _same_weights(program, call, other, loop):
+            if loop not in other.context.loops or is_drawn_from(program, other):
+                continue  # made before the loop, or while the rollout was drawn
+            if _same_weights(program, call, other, loop):
                 return f"{old.shown} is computed by the same weights again in each turn of the loop", loop
     return "", None
 

@@ -85,7 +85,7 @@ def is_mean(value: Value) -> Value | None:
     if current.op == "div" and current.input is not None and plain(current.input).op == "sum":
         return plain(current.input)
     if _part_of_pair(value, 1):
-        return _pair(value)
+        return pair_of(value)
     return None
 
 
@@ -97,7 +97,7 @@ def level_of(value: Value) -> list[Value]:
         return []
     numbers = plain(inner)
     if numbers.op == "mul":
-        return [plain(part) for part in numbers.inputs]
+        return [numbers, *(plain(part) for part in numbers.inputs)]
     return [numbers]
 
 
@@ -173,20 +173,21 @@ def _is_squared_difference(value: Value) -> bool:
 
 
 def _part_of_pair(value: Value, number: int, name: str = "") -> bool:
-    pair = _pair(value)
+    pair = pair_of(value)
     if pair is None or value.setting("0") != number:
         return False
     return pair.name.endswith(name or ("std_mean", "var_mean"))
 
 
-def _pair(value: Value) -> Value | None:
+def pair_of(value: Value) -> Value | None:
+    """torch.std_mean(x), of which a value is one of the two."""
     inner = value.input if value.op == "index" else None
     return inner if inner is not None and inner.op == "call" and inner.name.endswith(("std_mean", "var_mean")) else None
 
 
 def spread_base(spread: Value) -> Value | None:
     """The numbers of which the spread was taken."""
-    pair = _pair(spread)
+    pair = pair_of(spread)
     if pair is not None:
         return plain(pair.arguments["0"]) if "0" in pair.arguments else None
     if _is_own_variance(spread):

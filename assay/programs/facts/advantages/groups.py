@@ -9,7 +9,7 @@ from assay.programs.facts.advantages.advantages import plain
 from assay.programs.facts.sampling.tokens import encoding_behind, text_of
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
-from assay.programs.read.things import Listing
+from assay.programs.read.things import Listing, Table
 from assay.programs.walk import follow, peel
 from assay.verdict import Place
 
@@ -39,6 +39,11 @@ class Grouping:
     size: Value
     count: Value
 
+    @property
+    def across(self) -> bool:
+        """Every n-th row of neighbours that were cut by n: view(-1, n).mean(0)."""
+        return not self.consecutive and self.size.constant == -1
+
 
 def expansions(program: Program) -> Iterator[Expansion]:
     """Of prompts or of what belongs to them. Statistics that are spread over their rows again are not meant."""
@@ -63,6 +68,36 @@ def expansions(program: Program) -> Iterator[Expansion]:
             is_row = len(thing.elements) == 1 and isinstance(thing.elements[0].thing, Listing)
             if is_row or not (thing.exact and len(thing.elements) <= 1):
                 yield Expansion(value, False, value.argument("other"))
+        elif value.op in ("view", "reshape", "flatten"):
+            yield from _stretched(value)
+        elif value.op == "append":
+            yield from _filled(value)
+
+
+def _stretched(value: Value) -> Iterator[Expansion]:
+    """prompts[:, None].expand(-1, n, -1).reshape(...): p p q q; with the new dimension in front p q p q."""
+    wide = value.input
+    new = wide.input if wide is not None and wide.op == "expand" else None
+    if wide is None or new is None or _is_statistic(new.input):
+        return
+    sizes = shape_of(wide)
+    keys = [key.constant for key in new.keys] if new.op == "index" else []
+    at = new.setting("dim") if new.op == "unsqueeze" else keys.index(None) if None in keys else -1
+    if at in (0, 1) and len(sizes) > at and sizes[at].constant not in (1, -1):
+        yield Expansion(value, at == 1, sizes[at])
+
+
+def _filled(append: Value) -> Iterator[Expansion]:
+    """for p in prompts: for _ in range(n): rows.append(p)"""
+    base, given, loops = append.input, append.argument("value"), append.context.loops
+    if base is None or given is None or len(loops) < 2 or given.constant is not UNKNOWN:
+        return
+    outer, inner = loops[-2:]
+    source, made = inner.source, given.thing.elements if isinstance(given.thing, Listing) else [given]
+    is_counted = source is not None and source.op == "range" and set(source.arguments) == {"stop"}
+    is_same = outer not in base.context.loops and all(inner not in part.context.loops for part in made)
+    if source is not None and is_counted and is_same and any(outer in part.context.loops for part in made):
+        yield Expansion(append, True, source.argument("stop"))
 
 
 def _is_statistic(value: Value | None) -> bool:
@@ -74,16 +109,14 @@ def groupings(program: Program) -> Iterator[Grouping]:
     for mean in program.of("mean", "sum", "std"):
         turned = False
         shaped = mean.input
-        while shaped is not None and shaped.op in ("cast", "clone", "detach", "transpose", "attribute", "permute"):
-            turned ^= shaped.op in ("transpose", "permute") or (shaped.op == "attribute" and shaped.name in ("T", "mT"))
-            if shaped.op == "attribute" and shaped.name not in ("T", "mT"):
-                break
+        while shaped is not None and (shaped.op in ("cast", "clone", "detach") or is_turn(shaped)):
+            turned ^= is_turn(shaped)
             shaped = shaped.input
         if shaped is None or not is_shaped(shaped):
             continue
         sizes = shape_of(shaped)
         dim = mean.setting("dim")
-        if len(sizes) != 2 or dim not in (0, 1, -1):
+        if len(sizes) != 2 or dim not in (0, 1, -1, -2):
             continue
         over_last = (dim in (1, -1)) ^ turned
         size, other = (sizes[1], sizes[0]) if over_last else (sizes[0], sizes[1])
@@ -139,10 +172,18 @@ def _is_one_prompt(given: Value) -> bool:
     if encoding is None:
         return False
     text = text_of(encoding)
+    if text is not None and text.op == "apply_chat_template" and _is_one_chat(text.argument("1")):
+        return True
     listed = text is not None and isinstance(text.thing, Listing)
     if text is None or (listed and not (text.thing.exact and len(text.thing.elements) == 1)):
         return False
     return encoding.setting("padding", False) in (False, None) or listed or isinstance(text.constant, str)
+
+
+def _is_one_chat(chat: Value | None) -> bool:
+    """[{"role": ...}, ...]: messages, not chats."""
+    thing = chat.thing if chat is not None else None
+    return isinstance(thing, Listing) and bool(thing.elements) and isinstance(thing.elements[0].thing, Table)
 
 
 def _encoding(given: Value) -> Value | None:
@@ -167,6 +208,11 @@ def is_one_row(ids: Value | None) -> bool:
             return False
         ids = data
     return False
+
+
+def is_turn(value: Value) -> bool:
+    """x.t(), x.T, x.transpose(0, 1): of what has two dimensions."""
+    return value.op in ("transpose", "permute") or (value.op == "attribute" and value.name in ("T", "mT"))
 
 
 def is_shaped(value: Value) -> bool:

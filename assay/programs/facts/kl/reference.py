@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from assay.programs.facts.kl.in_reward import reward_penalties
 from assay.programs.facts.kl.penalties import Penalty, is_against_old, penalties, policy_and_reference
 from assay.programs.facts.origin import network, same_network
-from assay.programs.facts.ratio import before_detach
+from assay.programs.facts.ratio import before_detach, differences, uses
+from assay.programs.facts.sampling.draws import is_drawn_from
 from assay.programs.facts.sampling.samplers import draws_behind, is_touched, is_trained, loads_into, original, source_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.walk import walk
 from assay.verdict import Confidence, Place
+
+_REFERENCE = re.compile(r"(^|_)(ref|reference|init|initial|base|sft|frozen|anchor|orig|original|prior)(_|$)|^ref", re.I)
+_OLD = re.compile(r"(^|_)(old|behaviou?r|rollout|sampled|prev|previous)(_|$)|^old", re.I)
+_MOST_BEHIND = 40
 
 
 @dataclass(frozen=True)
@@ -67,10 +75,25 @@ def _itself(program: Program, penalty: Penalty) -> Doubt | None:
             continue
         if is_against_old(program, difference) or not _are_current(program, ours, calls):
             continue
+        if any(is_drawn_from(program, call) for call in calls) or not _is_meant(program, theirs):
+            continue  # log-probs of the rollout, or of the last update: nothing is called a reference
         names = ", ".join(dict.fromkeys(model.shown for model in program.origins.networks(theirs)))
         what = f"the reference log-probs {theirs.shown} are computed by the trained network itself ({names})"
         return Doubt(what, (calls[0].place, difference.value.place), program.kinds.why(theirs))
     return None
+
+
+def _is_meant(program: Program, theirs: Value) -> bool:
+    """Whether fixed log-probs are meant as a reference: they are called so, or the ratio has others for old."""
+    named = islice(walk(theirs, until=lambda value: value.op == "forward"), _MOST_BEHIND)
+    texts = [name for value in named for name in (*value.names, *value.context.functions[-1:])]
+    if any(_OLD.search(name) for name in theirs.names):
+        return False
+    return any(_REFERENCE.search(name) for name in texts) or any(
+        program.origins.gradient(difference.right) is False
+        for use in uses(program)
+        for difference in differences(program, use.ratio)
+    )
 
 
 def _are_current(program: Program, ours: Value, calls: list[Value]) -> bool:

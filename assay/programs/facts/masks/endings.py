@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from itertools import islice
 
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import UNKNOWN, Loop, Value
 from assay.programs.program import Program
-from assay.programs.walk import loop_source, peel
+from assay.programs.walk import ancestors, loop_source, peel
 
 _SUFFIX = r"(_?(token|tok))?(_?(ids?|idx|index|value))?$"
 _END = re.compile(
     rf"(^|_)(eos|eot|endoftext|im_end){_SUFFIX}|^END$|(^|_)(end|stop)_?(token|tok|id)(_?(id|idx))?$", re.I
 )
 _PAD = re.compile(rf"(^|_)(pad|padding){_SUFFIX}", re.I)
-_SCALARS = frozenset("constant attribute index parameter method call config phi element cast leave".split())
+_ENDINGS = ("</s>", "<end>", "<stop>", "<|end|>", "<eot>")
+_MOST_BEHIND = 40
+_SCALARS = frozenset("constant attribute index parameter method call config phi element cast leave len".split())
+_ARITHMETIC = frozenset("add sub mul floordiv mod neg maximum minimum max min".split())
+_OF_TENSORS = frozenset("eq ne cumsum sum generate multinomial sample forward argmax cat stack gather tensor".split())
 
 
 class Endings:
@@ -24,9 +29,10 @@ class Endings:
 
     def which(self, value: Value) -> str:
         """ "end" or "pad" where a name says that the value is that token; else ""."""
-        if value.op not in _SCALARS or isinstance(value.constant, str | bool | float) or value.constant is None:
+        if isinstance(value.constant, str | bool | float) or value.constant is None or not _is_number(value):
             return ""
         names = [*value.names, value.name if value.op in ("attribute", "index", "parameter", "element") else ""]
+        names += [key for key in _entries(value) if key]
         if any(_is_end(name) for name in names):
             return "end"
         return "pad" if any(_PAD.search(name) for name in names) else ""
@@ -61,7 +67,7 @@ class Endings:
                 if isinstance(pad, str) and pad == end:
                     return value, True
             both = any(_is_end(name) for name in value.names) and any(_PAD.search(name) for name in value.names)
-            if both and value.op in _SCALARS:
+            if both and _is_number(value):
                 return value, not value.context.branches
         ends, pads = self._numbers
         if len(ends) == 1 and ends == pads:
@@ -116,6 +122,29 @@ class Endings:
                 if any(side is not None and self.which(side) == "end" for side in sides):
                     return True
         return False
+
+
+def _is_number(value: Value) -> bool:
+    """One number: given, looked up, or computed from such: len(chars), vocabulary - 1."""
+    if value.op in _SCALARS:
+        return True
+    if value.op not in _ARITHMETIC:
+        return False
+    return isinstance(value.constant, int) or not any(
+        part.op in _OF_TENSORS for part in islice(ancestors(value), _MOST_BEHIND)
+    )
+
+
+def _entries(value: Value) -> list[str]:
+    """The entry of a vocabulary that a value is: stoi["<eos>"], without the signs around it."""
+    if value.op == "method" and value.name in ("index", "token_to_id", "convert_tokens_to_ids", "get", "find"):
+        keys = [part.constant for name, part in value.arguments.items() if name != "input"]
+    elif value.op in ("index", "element"):
+        keys = [value.name, *(key.constant for name, key in value.arguments.items() if name in ("0", "key"))]
+    else:
+        return []
+    texts = [key for key in keys if isinstance(key, str)]
+    return ["eos" if text in _ENDINGS else text.strip("<>[]|/ ").replace("|", "") for text in texts if text]
 
 
 def _is_end(name: str) -> bool:

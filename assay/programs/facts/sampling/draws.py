@@ -157,6 +157,11 @@ def passes_of(program: Program, draw: Value) -> list[Value]:
     return program.origins.forwards(weights) if weights is not None else []
 
 
+def is_drawn_from(program: Program, call: Value) -> bool:
+    """Whether tokens or actions are drawn from the output of a pass: log-probs of it are those of the rollout."""
+    return any(part is call for draw in draws(program) if draw.op != "argmax" for part in passes_of(program, draw))
+
+
 @dataclass(frozen=True, eq=False)
 class Trained:
     """A draw and the log-probs in the loss whose tokens it drew. `is_linked`: the text shows that it did."""

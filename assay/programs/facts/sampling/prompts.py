@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from assay.programs.facts.positions import given_ids
+from assay.programs.facts.positions import given_ids, is_piece
 from assay.programs.facts.sampling.draws import draws, passes_of
 from assay.programs.facts.sampling.scoring import data_of, lists_of, made_of
 from assay.programs.graph import UNKNOWN, Value
@@ -109,7 +109,7 @@ def _begins_later(value: Value) -> bool:
     """ids[:, len(prompt):]: what was drawn, without what it was drawn after."""
     keys = value.keys
     last = keys[-1] if value.op == "index" and keys else None
-    start = last.argument("start") if last is not None and last.op == "slice" else None
+    start = last.argument("start") if last is not None and last.op == "slice" and not is_piece(last) else None
     return start is not None and (start.constant is UNKNOWN or start.op in ("len", "neg", "index", "method"))
 
 

@@ -102,6 +102,13 @@ GIVEN = {
         "**given",
         'given["input_ids"].shape[1]',
     ),
+    "one chat": (
+        'chat = [{"role": "user", "content": question}]\n'
+        "    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)\n"
+        '    given = tokenizer(text, return_tensors="pt", padding=True)',
+        'given["input_ids"].repeat(8, 1)',
+        'given["input_ids"].shape[1]',
+    ),
     "one row of ids": ("given = torch.tensor([tokenizer.encode(question)])", "given", "given.shape[1]"),
     "by a tokenizer of which nothing is known": (
         'given = encode(question, return_tensors="pt").to("cuda")',

@@ -136,3 +136,17 @@ def test_a_reference_with_random_weights_is_found(tmp_path):
     assert found(text, tmp_path) == {"KL05"}
     copied = text.replace("optimizer = torch", "reference.load_state_dict(policy.state_dict())\noptimizer = torch")
     assert found(copied, tmp_path) == set()
+
+
+GIVEN = {
+    "from a server": "ref = fetch(step).to(new.device)",
+    "from a server, in its precision": "ref = fetch(step).to(new.dtype)",
+    "from a server, in its shape": "ref = fetch(step).view(new.shape)",
+    "from a server, cut to its length": "ref = fetch(step)[:, :new.shape[1]]",
+}
+
+
+@pytest.mark.parametrize("form", GIVEN)
+def test_a_reference_that_comes_from_elsewhere_is_not_the_policy(form, tmp_path):
+    text = with_change(KL, f"{GIVEN[form]}\n        {KL}").replace("import prompts_of", "import fetch, prompts_of")
+    assert found(text, tmp_path) == set()

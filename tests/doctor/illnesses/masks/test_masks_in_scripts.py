@@ -1,7 +1,7 @@
 """MASK01 to MASK08 in the source: many ways to write the same fault, and neighbours that must stay silent."""
 
 import pytest
-from doctor.illnesses.read_script import codes_in
+from doctor.illnesses.read_script import codes_in, likely_codes_in
 
 from assay.doctor.catalogue import by_code
 from assay.doctor.diagnosis import diagnose
@@ -309,6 +309,27 @@ UNMASKED = [
 @pytest.mark.parametrize("statistic", UNMASKED)
 def test_a_statistic_over_padding_is_found(statistic, tmp_path):
     assert found(GRPO + f"    print({statistic})\n", tmp_path) == {"MASK07"}
+
+
+@pytest.mark.parametrize(
+    "shown", ["print({})", "log = {{'kl': {}}}", "history.append({}.item())", "print(f'kl {{{}}}')"]
+)
+def test_a_statistic_over_padding_that_is_only_shown_is_a_note(shown, tmp_path):
+    text = GRPO.replace("for step in range(100):", "history = []\nfor step in range(100):")
+    text += f"        {shown.format('kl.mean()')}\n"
+    assert found(text, tmp_path) == {"MASK07"}
+    assert likely_codes_in(text, tmp_path, CODES) == set()
+
+
+@pytest.mark.parametrize(
+    "term",
+    ["0.01 * kl.mean()", "0.1 * (new - old).mean()", "(ratio - ratio.mean()).square().sum()", "new.mean() * 1e-3"],
+)
+def test_a_statistic_over_padding_that_the_loss_is_made_of_is_more_than_a_note(term, tmp_path):
+    text = GRPO.replace(
+        "        optimizer.zero_grad()\n", f"        loss = loss + {term}\n        optimizer.zero_grad()\n"
+    )
+    assert likely_codes_in(text, tmp_path, CODES) & {"MASK07", "MASK04"}
 
 
 @pytest.mark.parametrize(
