@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from assay.doctor.catalogue import Illness, catalogue
-from assay.doctor.diagnosis import Word, diagnose, root_causes
+from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.programs.read.script import read_program
@@ -194,3 +194,32 @@ def test_a_check_without_anything_of_its_kind_claims_nothing_about_the_script(tm
     path.write_text("x = 1\n")
     words = diagnose(Evidence(programs=(read_program(path),))).of(State.NOT_APPLICABLE)
     assert {word.verdict.message for word in words} == {"nothing of the kind was recognised in the script"}
+
+
+def found(code, severity, confidence):
+    return Word(illness(code, severity=severity), finding("bad", confidence=confidence))
+
+
+def test_what_spoils_learning_stands_above_waste_and_what_is_possible_stands_last():
+    fatal, harmful, wasteful = Severity.FATAL, Severity.HARMFUL, Severity.WASTEFUL
+    order = [
+        (fatal, PROVEN),
+        (harmful, PROVEN),  # a recomputation that failed; the likely one below may follow from it
+        (fatal, LIKELY),
+        (harmful, LIKELY),
+        (wasteful, PROVEN),
+        (wasteful, LIKELY),
+        (fatal, POSSIBLE),
+        (harmful, POSSIBLE),
+        (wasteful, POSSIBLE),
+    ]
+    words = [found(f"X{number:02}", *kind) for number, kind in enumerate(order)]
+    Random(0).shuffle(words)
+    ranked = Diagnosis(tuple(words)).findings
+    assert [(word.severity, word.confidence) for word in ranked] == order
+
+
+def test_a_consequence_stands_behind_its_cause_however_grave_it_is():
+    words = (found("RAT01", Severity.WASTEFUL, LIKELY), found("RAT02", Severity.FATAL, PROVEN))
+    ranked = Diagnosis(words, {"RAT02": "RAT01"}).findings
+    assert [word.code for word in ranked] == ["RAT01", "RAT02"]
