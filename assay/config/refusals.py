@@ -264,7 +264,7 @@ def contradictions(config: Config) -> list[str]:
 def misleading(config: Config) -> list[str]:
     """Settings that a new run is refused for, because together they do not do what they say.
 
-    They are no contradictions: runs that were made with them can still be read and resumed."""
+    These are not contradictions: runs that were made with them can still be read and resumed."""
     loss = config.loss
     if not loss.kl_coef:
         return []

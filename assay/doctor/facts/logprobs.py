@@ -38,7 +38,7 @@ def loss_tokens(batch: Batch) -> Array:
 
 
 def rows_of_others(batch: Batch) -> Array:
-    """Rows whose tokens are not the sampled ones, where both are known: what is said of their tokens has that cause."""
+    """Rows whose tokens are not the sampled ones, where both are known: a fault at their tokens has that cause."""
     tokens_BT, sampled_BT = batch.get("tokens"), batch.get("sampled_tokens")
     if tokens_BT is None or sampled_BT is None or tokens_BT.shape != sampled_BT.shape:
         rows = next((len(values) for values in (tokens_BT, batch.get("mask")) if values is not None), 0)

@@ -45,7 +45,7 @@ class KLFit:
 
 def kl_in_gradient(batch: Batch) -> list[KLFit] | None:
     """All known KLs that reproduce the gradient, the configured one alone where it does; an empty list where the rest
-    is a function of new - ref that no known KL is; None where the numbers do not tell."""
+    is a function of new - ref that no known KL is; None where the numbers do not show it."""
     settings = loss_settings(batch)
     mask_BT, recorded_BT, new_BT, ref_BT = batch.need("mask", "gradients", "new_logprobs", "ref_logprobs")
     policy_BT, kl_BT = expected_gradients(batch, settings)

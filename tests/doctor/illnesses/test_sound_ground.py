@@ -151,8 +151,19 @@ def test_old_taken_from_the_reference_does_not_make_the_reference_the_policy():
 def test_a_reference_that_equals_old_is_not_assured_of_after_the_first_update():
     batch = healthy_batch(update=1)
     follows = consistent(batch, ref_logprobs=batch.arrays["old_logprobs"])
-    said = verdict("KL05", edit_batch(follows, plain_ref_logprobs=None))
+    said = verdict("KL05", edit_batch(follows, plain_ref_logprobs=None, sampler_logprobs=None))
     assert said.state is State.NOT_ENOUGH_DATA
+    seen = verdict("KL05", edit_batch(follows, plain_ref_logprobs=None))  # the engine says that old is the policy
+    assert (seen.state, seen.confidence) == (State.FINDING, Confidence.LIKELY)
+
+
+def test_a_reference_that_moves_with_the_policy_is_the_policy():
+    batch = healthy_batch(update=1)
+    moves = consistent(batch, ref_logprobs=batch.arrays["old_logprobs"])
+    said = verdict("KL05", edit_batch(moves, plain_ref_logprobs=batch.arrays["plain_logprobs"]))
+    assert (said.state, said.confidence) == (State.FINDING, Confidence.PROVEN)
+    assert "the reference is the policy itself" in said.message
+    assert verdict("KL05", batch).state is State.HEALTHY
 
 
 def lost_to(batch):

@@ -113,7 +113,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 
 def _by_gradient(batch: Batch) -> Verdict | None:
-    """What KL the gradient of the loss holds; None where the numbers do not tell."""
+    """What KL the gradient of the loss holds; None where the numbers do not show it."""
     if any(batch.get(name) is None for name in _FOR_GRADIENT) or not set(_STATED) <= batch.settings.keys():
         return None
     settings = batch.settings

@@ -36,7 +36,7 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import GRADIENTS, LOSSES, edit_batch, healthy_batch, healthy_curves
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.logprobs import mean_distance
-from assay.doctor.facts.rounding import SAME_PASS, dtype_of, limit_between_passes
+from assay.doctor.facts.rounding import limit_between_passes
 from assay.programs.facts.kl.reference import Doubt, doubts
 from assay.programs.program import Program
 from assay.programs.run.kinds import above, chosen_ids, differences_in
@@ -51,6 +51,7 @@ TOKENS = 20  # fewer loss tokens have no mean, and may be equal by chance
 SETTLED = 3  # steps: a warm-up may begin with a learning rate of 0, so that the first update moves nothing
 FIRST_KL = 1e-2  # of a logged KL at step 1 with one update: bfloat16 rounding gives a tenth of it
 SIGNAL = 0.25  # of the advantages that are not 0: a run with this much signal has moved its weights
+MOVED = 10.0  # times what rounding leaves between two passes: a policy that moved this far is not the frozen one
 ZERO_KL = 1e-9  # of a logged KL: what is left when both sides are the same numbers
 
 
@@ -61,7 +62,7 @@ def check_batch(batch: Batch) -> Verdict:
     judged_BT = mask_BT & np.isfinite(ref_BT)
     if judged_BT.sum() < TOKENS:
         return not_enough_data(f"ref_logprobs of {TOKENS} loss tokens")
-    checks = (_against_plain, _at_the_start, _itself)
+    checks = (_moves_along, _against_plain, _at_the_start, _itself)
     verdicts = [verdict for check in checks if (verdict := check(batch, judged_BT)) is not None]
     found = [verdict for verdict in verdicts if verdict.state is State.FINDING]
     if verdicts:
@@ -109,10 +110,10 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 def _scoring_is_off(batch: Batch, judged_BT: Array) -> bool:
     """Whether the policy's own log-probs are off as well: then the reference is not to blame."""
-    old_BT, plain_BT = batch.get("old_logprobs"), batch.get("plain_logprobs")
-    if old_BT is None or plain_BT is None:
+    new_BT, plain_BT = batch.get("new_logprobs"), batch.get("plain_logprobs")
+    if new_BT is None or plain_BT is None:
         return False
-    return mean_distance(old_BT, plain_BT, judged_BT, TOKENS) > limit_between_passes(batch.settings)
+    return mean_distance(new_BT, plain_BT, judged_BT, TOKENS) > limit_between_passes(batch.settings)
 
 
 def _against_plain(batch: Batch, judged_BT: Array) -> Verdict | None:
@@ -146,6 +147,34 @@ def _is_old(batch: Batch, judged_BT: Array) -> bool:
     """Whether the reference's log-probs are old, bit for bit."""
     old_BT, ref_BT = batch.get("old_logprobs"), batch.need("ref_logprobs")[0]
     return old_BT is not None and bool((old_BT == ref_BT)[judged_BT].all())
+
+
+def _old_is_the_samplers(batch: Batch, judged_BT: Array) -> bool:
+    """Whether the engine, which knows no reference, gives the log-probs of old as well."""
+    old_BT, sampler_BT = batch.get("old_logprobs"), batch.get("sampler_logprobs")
+    if old_BT is None or sampler_BT is None:
+        return False
+    return mean_distance(old_BT, sampler_BT, judged_BT, TOKENS) <= limit_between_passes(batch.settings)
+
+
+def _moves_along(batch: Batch, judged_BT: Array) -> Verdict | None:
+    """After an update that moved the policy, the reference, asked row by row, gives the policy's log-probs."""
+    names = ("new_logprobs", "old_logprobs", "plain_logprobs", "plain_ref_logprobs")
+    if any(batch.get(name) is None for name in names) or not batch.numbers.get("update"):
+        return None
+    if batch.settings.get("reference_every", 1) or batch.settings.get("dtype") != "float32":
+        return None
+    new_BT, old_BT, plain_BT, reference_BT = batch.need(*names)
+    limit = limit_between_passes(batch.settings)
+    apart, moved = mean_distance(reference_BT, plain_BT, judged_BT, TOKENS), mean_distance(new_BT, old_BT, judged_BT)
+    if not (apart <= limit and moved > MOVED * limit) or _scoring_is_off(batch, judged_BT):
+        return None
+    return finding(
+        f"the reference is the policy itself: this update moved the policy by {moved:.2g} per token, and the reference "
+        f"now gives its log-probs ({apart:.2g} apart)",
+        Fact("mean |reference - policy|, each asked row by row", apart, limit, batch.step),
+        Fact("mean |new - old|", moved, MOVED * limit, batch.step),
+    )
 
 
 def _at_the_start(batch: Batch, judged_BT: Array) -> Verdict | None:
@@ -182,21 +211,21 @@ def _itself(batch: Batch, judged_BT: Array) -> Verdict | None:
         return None
     largest = float(np.abs(ref_BT - policy_BT)[both_BT].max())
     fact = Fact("largest |ref - policy|", largest, step=batch.step)
-    by_rounding = largest > 0.0 and _is_old(batch, both_BT)
-    if by_rounding and (batch.numbers.get("update") != 0 or largest > SAME_PASS[dtype_of(batch)]):
-        return None  # it followed the policy up to this step, or old was taken from it: the numbers do not tell
-    if largest > 0.0 and not by_rounding:
+    is_old = largest > 0.0 and _is_old(batch, both_BT)
+    if is_old and not _old_is_the_samplers(batch, both_BT):
+        return None  # it followed the policy up to this step, or old was taken from it: either is possible
+    if largest > 0.0 and not is_old:
         return healthy("the reference does not follow the policy", fact)
     # weights stay where they are while no group has a signal; where many have one now, some had one before
     advantages = batch.get("advantages")
     signal = advantages is not None and float(np.mean(advantages != 0)) >= SIGNAL
     known = signal and version is not None and batch.settings.get("dtype") == "float32"
-    sure = Confidence.PROVEN if known and batch.step >= SETTLED and not by_rounding else Confidence.LIKELY
+    sure = Confidence.PROVEN if known and batch.step >= SETTLED and not is_old else Confidence.LIKELY
     if "reference_every" not in batch.settings:
         sure = Confidence.POSSIBLE  # it may have been renewed just now
     return finding(
         f"the reference is the policy itself: at step {batch.step} all {int(both_BT.sum())} loss tokens have the same "
-        f"log-prob under both, {'except for rounding' if by_rounding else 'bit for bit'}",
+        f"log-prob under both{' as it sampled' if is_old else ''}, bit for bit",
         fact,
         Fact("loss tokens with ref = policy", int(both_BT.sum()), step=batch.step),
         confidence=sure,

@@ -118,7 +118,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 
 def without_gradient(dead_BT: Array, decided_BT: Array) -> str:
-    """Why nothing is said of the way of a loss that does not pull at all tokens."""
+    """Why the way of a loss that does not pull at all tokens is not judged."""
     return (
         f"the gradient is 0 at {int(dead_BT.sum())} of {int((dead_BT | decided_BT).sum())} tokens with an advantage: "
         "that is not a sign, law_of_the_gradient (LAW05) speaks of it"

@@ -44,7 +44,7 @@ from assay.verdict import Confidence, Edit, Fact, Missing, Severity, State, Verd
 
 MOVES_ALONG = 0.8  # correlation of the gradient with A, where a KL may be in it
 REMAINDER = 0.5  # of the KL's pull: a smaller rest may be what was misjudged of the KL
-DEAD = 0.01  # of the tokens with an advantage: so many without a gradient are not rounding
+DEAD = 0.01  # of the tokens with an advantage: a larger share without a gradient is not rounding
 AGREES = 0.5  # of -1 to 1: in the middle between chance and certainty; a sound loss has 1
 
 
