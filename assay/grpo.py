@@ -189,7 +189,9 @@ def kl_estimate(new_BT: Tensor, ref_BT: Tensor, estimator: str = "k3") -> Tensor
 
 
 def sequence_kl(old_BT: Tensor, ref_BT: Tensor, mask_BT: Tensor, estimator: str = "k1") -> Tensor:
-    """KL of a whole completion, for kl_placement = "reward": the sum over its tokens; reward - coef * this."""
+    """KL of a whole completion, for kl_placement = "reward": the sum over its tokens; reward - coef * this.
+
+    The gradient of E[k] with k a constant is that of the KL for k1 only."""
     return kl_estimate(old_BT, ref_BT, estimator).where(mask_BT, 0.0).sum(dim=1)
 
 
@@ -351,7 +353,8 @@ def policy_loss(
 
     The KL is added after the mismatch weight, as in TRL. kl_gradient = "unbiased" multiplies the KL by the ratio:
     grad E_old[r k] = grad E_new[k], whereas the gradient of k alone drops the part where the samples move. Exact for
-    a token given its prefix; gspo's ratio is its sequence's, so that the equality is only near (TRL does the same).
+    a token given its prefix; k2 is the exception: E_new[k2] is not the KL, and the gradient of k2 alone is the KL's
+    where new = old. gspo's ratio is its sequence's, so that the equality is only near (TRL does the same).
     """
     _check_choice("loss.objective", settings.objective, OBJECTIVES)
     if min(new_BT.dtype.itemsize, old_BT.dtype.itemsize) < 4:

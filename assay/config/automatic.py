@@ -1,9 +1,13 @@
-"""What "auto" stands for: defaults that depend on the model and on the length of the run.
+"""What "auto" stands for: defaults that depend on the model, on the length of the run and on other settings.
 
 The embedded model has 84 thousand parameters, answers in ten tokens and learns at a rate of 7e-4. At that rate a single
 update destroys a real language model, and ten tokens cut off nearly all of its answers. So these settings have two
 defaults in sections.py: one for the embedded model, one for every other. The learning rate and its warm-up depend on
 more, and are chosen here.
+
+The estimator of the KL, its gradient and the std of the advantages depend on the settings beside them: with
+loss.kl_placement = "reward" only k1 has the gradient of the KL, k2 has it only without the ratio, and the mean of the
+others divided by the group's std is GRPO times n / (n - 1).
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ MOST_SOURCES = 20  # a run can begin with a run that began with a run ...
 LONGEST_WARMUP = 10  # updates; a shorter run warms up for a tenth of its updates
 
 AUTOMATIC = frozenset(
-    {"optimizer.learning_rate", "optimizer.warmup"}
+    {"optimizer.learning_rate", "optimizer.warmup", "loss.kl_estimator", "loss.kl_gradient", "advantage.std"}
     | {f"{section}.{key}" for section, defaults in LANGUAGE_MODEL.items() for key in defaults}
 )
 
@@ -64,6 +68,23 @@ def with_model_defaults(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     for section, defaults in LANGUAGE_MODEL.items():
         filled[section] = {**defaults, **filled[section]}
     filled["optimizer"].setdefault("learning_rate", LORA_RATE if model.get("lora_rank") else AUTO)
+    return filled
+
+
+def with_matching_defaults(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The settings, without any "auto", with the defaults that belong to the KL's placement and to the baseline.
+
+    >>> with_matching_defaults({"loss": {"kl_placement": "reward"}})
+    {'loss': {'kl_placement': 'reward', 'kl_estimator': 'k1'}}
+    """
+    filled = {section: dict(table) for section, table in settings.items()}
+    loss, advantage = filled.get("loss", {}), filled.get("advantage", {})
+    if loss.get("kl_placement") == "reward":
+        loss.setdefault("kl_estimator", "k1")
+    if loss.get("kl_estimator") == "k2":
+        loss.setdefault("kl_gradient", "naive")
+    if advantage.get("baseline") == "leave_one_out" and advantage.get("scale") != "batch":
+        advantage.setdefault("std", "none")  # scale = "batch" asks for the std of the batch
     return filled
 
 

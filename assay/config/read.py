@@ -15,7 +15,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from assay.config.automatic import AUTO, automatic_warmup, unstated_settings, with_model_defaults
+from assay.config.automatic import (
+    AUTO,
+    automatic_warmup,
+    unstated_settings,
+    with_matching_defaults,
+    with_model_defaults,
+)
 from assay.config.paths import change_paths, expand_home, start_at
 from assay.config.refusals import (
     ConfigError,
@@ -41,7 +47,7 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
 
 
 def template(path: Path | None, overrides: Sequence[str] = ()) -> str:
-    """All settings as TOML with their meanings; what `load` would choose by the model stays "auto"."""
+    """All settings as TOML with their meanings; what `load` would choose stays "auto"."""
     config = with_absolute_paths(load(path, overrides))
     return to_toml(config, meanings=True, automatic=unstated_settings(_read_settings(path, overrides)[0]))
 
@@ -73,7 +79,7 @@ def _read_settings(
 def from_mapping(settings: Mapping[str, Mapping[str, Any]]) -> Config:
     """A Config from nested mappings; unknown names and wrong types are refused.
 
-    What is "auto" or missing is chosen by the model and the length of the run (automatic.py).
+    What is "auto" or missing is chosen by the model, the length of the run and other settings (automatic.py).
     """
     return _build(settings, lambda name: "", [])
 
@@ -81,7 +87,7 @@ def from_mapping(settings: Mapping[str, Mapping[str, Any]]) -> Config:
 def _build(settings: Mapping[str, Mapping[str, Any]], source: Callable[[str], str], problems: list[str]) -> Config:
     """`source(setting)` begins a sentence about it. Raises all that is wrong: `problems`, and what is found here."""
     types, built, wrong = get_type_hints(Config), {}, set()
-    for section, table in with_model_defaults(settings).items():
+    for section, table in with_matching_defaults(with_model_defaults(settings)).items():
         if section not in types:
             problems += [f"{source(section)}{problem}" for problem in unknown_section(section, table, _keys())]
             continue

@@ -259,3 +259,23 @@ def contradictions(config: Config) -> list[str]:
         > 1,
     }
     return [sentence for sentence, holds in found.items() if holds]
+
+
+def misleading(config: Config) -> list[str]:
+    """Settings that a new run is refused for, because together they do not do what they say.
+
+    These are not contradictions: runs that were made with them can still be read and resumed."""
+    loss = config.loss
+    if not loss.kl_coef:
+        return []
+    if loss.kl_placement == "reward" and loss.kl_estimator != "k1":
+        return [
+            f"loss.kl_estimator = {loss.kl_estimator!r} with loss.kl_placement = 'reward' lacks the gradient of the KL"
+            ": taken off the reward, only k1 has it; set loss.kl_estimator = 'k1', or loss.kl_placement = 'loss'"
+        ]
+    if loss.kl_placement == "loss" and (loss.kl_estimator, loss.kl_gradient) == ("k2", "unbiased"):
+        return [
+            "loss.kl_gradient = 'unbiased' with loss.kl_estimator = 'k2' has the gradient of the mean of (new - ref)^2 "
+            "/ 2, which is not the KL; set loss.kl_gradient = 'naive', or loss.kl_estimator = 'k3'"
+        ]
+    return []

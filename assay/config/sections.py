@@ -180,7 +180,12 @@ class AdvantageConfig:
     """Rewards -> advantages."""
 
     baseline: str = setting("mean", "subtract the group's mean, or the mean of the others", choices=grpo.BASELINES)
-    std: str = setting("sample", "divide by: sample std (n-1), population std (n), none (Dr. GRPO)", choices=grpo.STDS)
+    std: str = setting(
+        "sample",
+        "divide by: sample std (n-1), population std (n), none (Dr. GRPO); auto = sample, none for leave_one_out "
+        "unless scale is batch",
+        choices=grpo.STDS,
+    )
     scale: str = setting("group", "whose std", choices=grpo.SCALES)
     combine: str = setting(
         "sum", "several rewards: normalise their sum, or normalise each (GDPO)", choices=("sum", "gdpo")
@@ -206,9 +211,13 @@ class LossConfig:
         0, "steps after which the policy becomes the new reference; 0 = the reference stays frozen", low=0
     )
     kl_placement: str = changeable("loss", "KL as a loss term or taken off the reward", choices=("loss", "reward"))
-    kl_estimator: str = changeable("k3", "of the KL", choices=grpo.KL_ESTIMATORS)
+    kl_estimator: str = changeable(
+        "k3", "of the KL; auto = k3 in the loss, k1 taken off the reward", choices=grpo.KL_ESTIMATORS
+    )
     kl_gradient: str = changeable(
-        "unbiased", "loss: times the ratio (unbiased) or not (naive)", choices=("naive", "unbiased")
+        "unbiased",
+        "loss: times the ratio (unbiased) or not (naive); auto = unbiased, naive for k2",
+        choices=("naive", "unbiased"),
     )
     correction: str = changeable(
         "off",

@@ -77,13 +77,21 @@ class Word:
         }
 
     @property
-    def loudness(self) -> tuple[int, int, int]:
-        """By state, findings also by how sure and then how grave they are.
+    def loudness(self) -> tuple[int, ...]:
+        """By state. Findings: what is at least likely before what is possible, what spoils learning before what only
+        costs time, then by how sure and then how grave they are.
+
+        Whether learning is spoilt is a real difference: a likely fatal finding stands above a proven waste. Whether it
+        is fatal or harmful is one of degree, by the usual form of an illness: there the surer finding stands first,
+        because the other may follow from it.
 
         Of several words on one illness the loudest counts, of equals the first."""
         state = self.verdict.state
-        sure, grave = (self.confidence.rank, self.severity.rank) if state is State.FINDING else (0, 0)
-        return LOUD[state], sure, grave
+        if state is not State.FINDING:
+            return (LOUD[state],)
+        sure = self.confidence is not Confidence.POSSIBLE
+        spoils = self.severity is not Severity.WASTEFUL
+        return LOUD[state], sure, spoils, self.confidence.rank, self.severity.rank
 
     @property
     def level(self) -> str:
@@ -108,7 +116,7 @@ class Diagnosis:
 
     @property
     def findings(self) -> list[Word]:
-        """By how sure, then how grave; what follows from another finding comes after all that do not."""
+        """The loudest first (Word.loudness); what follows from another finding comes after all that do not."""
         found = self.of(State.FINDING)
         return sorted(found, key=lambda word: (word.code in self.causes, *_loudest_first(word), word.code))
 

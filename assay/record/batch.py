@@ -131,8 +131,11 @@ CHOICES: dict[str, Collection[str]] = {  # of settings that are words
 
 
 def _as_configured(section: type, **renamed: str) -> dict[str, str]:
-    """The settings of a section with their meanings."""
-    return {renamed.get(setting.name, setting.name): setting.metadata["meaning"] for setting in fields(section)}
+    """The settings of a section with their meanings; a batch holds values, never "auto"."""
+    return {
+        renamed.get(setting.name, setting.name): setting.metadata["meaning"].partition("; auto = ")[0]
+        for setting in fields(section)
+    }
 
 
 MEANINGS: dict[str, str] = {

@@ -64,6 +64,9 @@ def test_what_is_stated_wins_over_the_model():
         "optimizer.warmup": 10,
         "optimizer.epochs": 2,
         "evaluate.prompts": 0,
+        "loss.kl_estimator": "k2",
+        "loss.kl_gradient": "unbiased",
+        "advantage.std": "population",
     }
     assert stated.keys() == AUTOMATIC
     mapping = to_mapping(load(None, [*REAL, *(f"{name}={value}" for name, value in stated.items())]))
@@ -115,3 +118,35 @@ def test_a_contradiction_is_found_with_the_numbers_of_the_model():
 def test_a_rate_that_was_never_decided_cannot_train():
     with pytest.raises(ValueError, match="still 'auto'"):
         learning_rate(load(None, REAL).optimizer, 0, 10)
+
+
+@pytest.mark.parametrize(
+    ("stated", "estimator", "gradient"),
+    [
+        ([], "k3", "unbiased"),
+        (["loss.kl_placement=reward"], "k1", "unbiased"),
+        (["loss.kl_placement=reward", "loss.kl_estimator=auto"], "k1", "unbiased"),
+        (["loss.kl_estimator=k2"], "k2", "naive"),
+        (["loss.kl_estimator=k2", "loss.kl_gradient=auto"], "k2", "naive"),
+        (["loss.kl_estimator=k2", "loss.kl_gradient=unbiased"], "k2", "unbiased"),
+        (["loss.kl_gradient=naive"], "k3", "naive"),
+        (["loss.kl_estimator=k1"], "k1", "unbiased"),
+    ],
+)
+def test_the_kl_gets_the_estimator_and_the_gradient_that_belong_together(stated, estimator, gradient):
+    loss = load(None, stated).loss
+    assert (loss.kl_estimator, loss.kl_gradient) == (estimator, gradient)
+
+
+@pytest.mark.parametrize(
+    ("stated", "std"),
+    [
+        ([], "sample"),
+        (["advantage.baseline=leave_one_out"], "none"),
+        (["advantage.baseline=leave_one_out", "advantage.std=sample"], "sample"),
+        (["advantage.baseline=leave_one_out", "advantage.scale=batch"], "sample"),
+        (["advantage.scale=batch"], "sample"),
+    ],
+)
+def test_the_mean_of_the_others_is_not_divided_by_a_std_that_nobody_asked_for(stated, std):
+    assert load(None, stated).advantage.std == std

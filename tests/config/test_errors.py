@@ -6,7 +6,7 @@ import re
 import pytest
 
 from assay.config import Config, ConfigError, from_mapping, load, read_options
-from assay.config.refusals import ABSENT, ALIASES
+from assay.config.refusals import ABSENT, ALIASES, misleading
 from assay.tasks.addition import AdditionOptions
 
 
@@ -155,3 +155,32 @@ def test_a_value_is_not_a_table():
 def test_a_number_in_a_file_is_not_a_text():
     with pytest.raises(ConfigError, match=r"model\.path = nan must be a text, not float; put it in quotes"):
         from_mapping({"model": {"path": float("nan")}})
+
+
+@pytest.mark.parametrize(
+    ("stated", "fix"),
+    [
+        (["loss.kl_placement=reward", "loss.kl_estimator=k3"], "set loss.kl_estimator = 'k1'"),
+        (["loss.kl_placement=reward", "loss.kl_estimator=k2"], "set loss.kl_estimator = 'k1'"),
+        (["loss.kl_estimator=k2", "loss.kl_gradient=unbiased"], "set loss.kl_gradient = 'naive'"),
+    ],
+)
+def test_a_kl_without_the_gradient_of_the_kl_is_refused_for_new_runs_but_can_be_read(stated, fix):
+    config = load(None, ["loss.kl_coef=0.1", *stated])
+    (sentence,) = misleading(config)
+    assert fix in sentence
+    assert misleading(load(None, stated)) == []  # no KL, nothing to be wrong
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        [],
+        ["loss.kl_placement=reward"],
+        ["loss.kl_estimator=k1"],
+        ["loss.kl_estimator=k2"],
+        ["loss.kl_gradient=naive"],  # as TRL does
+    ],
+)
+def test_every_other_kl_may_be_run(stated):
+    assert misleading(load(None, ["loss.kl_coef=0.1", *stated])) == []

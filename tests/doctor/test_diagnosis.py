@@ -8,7 +8,7 @@ import pytest
 from fixtures.made_run import MadeRun
 
 from assay.doctor.catalogue import Illness, catalogue
-from assay.doctor.diagnosis import Word, diagnose, root_causes
+from assay.doctor.diagnosis import Diagnosis, Word, diagnose, root_causes
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.programs.read.script import read_program
@@ -240,3 +240,32 @@ def test_a_suspicion_in_a_text_is_withdrawn_where_the_numbers_of_its_run_contrad
         word(text=doubt, numbers=healthy("fine"), seen=None),
     ]
     assert [found.verdict.state for found in kept] == [State.FINDING] * 4
+
+
+def found(code, severity, confidence):
+    return Word(illness(code, severity=severity), finding("bad", confidence=confidence))
+
+
+def test_what_spoils_learning_stands_above_waste_and_what_is_possible_stands_last():
+    fatal, harmful, wasteful = Severity.FATAL, Severity.HARMFUL, Severity.WASTEFUL
+    order = [
+        (fatal, PROVEN),
+        (harmful, PROVEN),  # a recomputation that failed; the likely one below may follow from it
+        (fatal, LIKELY),
+        (harmful, LIKELY),
+        (wasteful, PROVEN),
+        (wasteful, LIKELY),
+        (fatal, POSSIBLE),
+        (harmful, POSSIBLE),
+        (wasteful, POSSIBLE),
+    ]
+    words = [found(f"X{number:02}", *kind) for number, kind in enumerate(order)]
+    Random(0).shuffle(words)
+    ranked = Diagnosis(tuple(words)).findings
+    assert [(word.severity, word.confidence) for word in ranked] == order
+
+
+def test_a_consequence_stands_behind_its_cause_however_grave_it_is():
+    words = (found("RAT01", Severity.WASTEFUL, LIKELY), found("RAT02", Severity.FATAL, PROVEN))
+    ranked = Diagnosis(words, {"RAT02": "RAT01"}).findings
+    assert [word.code for word in ranked] == ["RAT01", "RAT02"]

@@ -76,6 +76,15 @@ def test_leave_one_out_still_divides_by_the_std_of_the_whole_group():
     assert_values(advantages, [[0, -8 / 3 / math.sqrt(14 / 3), -4 / 3 / math.sqrt(14 / 3), 4 / math.sqrt(14 / 3)]])
 
 
+def test_leave_one_out_over_the_std_of_the_group_is_grpo_times_n_over_n_minus_1():
+    rewards = tensor([[3, 1, 2, 6], [0, 1, 1, 1]])
+    divided = grpo.group_advantages(rewards, baseline="leave_one_out")
+    torch.testing.assert_close(divided, grpo.group_advantages(rewards) * 4 / 3)
+    alone = grpo.group_advantages(rewards, baseline="leave_one_out", std="none")
+    # without the std each group keeps its own scale: the stds are sqrt(14 / 3) = 2.16 and 1 / 2
+    torch.testing.assert_close(alone, divided * (tensor([[(14 / 3) ** 0.5], [0.5]]) + 1e-4))
+
+
 def test_leave_one_out_counts_only_scored_rollouts_as_others():
     # 3 - (1+2)/2, unscored, 1 - (3+2)/2, 2 - (3+1)/2
     advantages = grpo.group_advantages(tensor([[3, NAN, 1, 2]]), baseline="leave_one_out", std="none")

@@ -180,6 +180,55 @@ def test_over_all_outcomes_of_old_the_gradient_of_the_naive_kl_is_another_one(es
     assert (term - true).norm() > 0.1 * true.norm()
 
 
+def fresh_kl_gradients(estimator, way):
+    """Gradients with respect to the logits of a 4-way softmax, averaged over every outcome of new itself: of the KL
+    term, as `way` puts it, and the true one, p (log p - log q - KL(p || q)) by hand."""
+    logits = tensor([0.3, -0.2, 0.5, 0.1]).requires_grad_()
+    new, ref = logits.log_softmax(0), tensor([0.1, 0.2, 0.3, 0.4]).log()
+    p = new.detach().exp()
+    ones = torch.ones(1, 4, dtype=torch.bool)
+    settings = LossConfig(
+        objective="bnpo",
+        kl_coef=1.0,
+        kl_placement="reward" if way == "reward" else "loss",
+        kl_estimator=estimator,
+        kl_gradient=way if way != "reward" else "unbiased",
+    )
+    terms = []
+    for outcome in range(4):
+        mask = ones[:, :1]
+        old, reference = new[outcome].detach().reshape(1, 1), ref[outcome].reshape(1, 1)
+        penalty = grpo.sequence_kl(old, reference, mask, estimator) if way == "reward" else torch.zeros(1)
+        loss = grpo.policy_loss(
+            new_BT=new[outcome].reshape(1, 1),
+            old_BT=old,
+            ref_BT=reference,
+            advantages_BT=-penalty.double().reshape(1, 1),
+            mask_BT=mask,
+            totals=Totals(1, 1, 1.0, 1),
+            settings=settings,
+        )
+        terms.append(torch.autograd.grad(loss.total, logits, retain_graph=True)[0])
+    d = new.detach() - ref
+    return (p.unsqueeze(1) * torch.stack(terms)).sum(dim=0), p * (d - (p * d).sum())
+
+
+@pytest.mark.parametrize(
+    ("estimator", "way"), [("k1", "reward"), ("k1", "unbiased"), ("k2", "naive"), ("k3", "unbiased")]
+)
+def test_on_fresh_samples_these_have_the_gradient_of_the_kl(estimator, way):
+    got, true = fresh_kl_gradients(estimator, way)
+    torch.testing.assert_close(got, true, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "way"), [("k2", "reward"), ("k3", "reward"), ("k2", "unbiased"), ("k3", "naive")]
+)
+def test_on_fresh_samples_these_have_another_gradient_than_the_kl(estimator, way):
+    got, true = fresh_kl_gradients(estimator, way)
+    assert (got - true).norm() > 0.1 * true.norm()
+
+
 # ---------------------------------------------------------------- entropy bonus and engine mismatch
 
 ENTROPY = torch.tensor([[0.5, 1.0, 1.5], [2.0, NAN, NAN]], dtype=torch.float64)

@@ -39,6 +39,23 @@ def loss_tokens(batch: Batch) -> Array:
     return mask_BT if batch.get("lengths") is None else mask_BT & completion_places(batch)
 
 
+def rows_of_others(batch: Batch) -> Array:
+    """Rows whose tokens are not the sampled ones, where both are known: a fault at their tokens has that cause."""
+    tokens_BT, sampled_BT = batch.get("tokens"), batch.get("sampled_tokens")
+    if tokens_BT is None or sampled_BT is None or tokens_BT.shape != sampled_BT.shape:
+        rows = next((len(values) for values in (tokens_BT, batch.get("mask")) if values is not None), 0)
+        return np.zeros(rows, dtype=bool)
+    other_BT = (tokens_BT != sampled_BT) & completion_places(batch)
+    forced_BT = batch.get("forced")
+    return np.asarray((other_BT if forced_BT is None else other_BT & ~forced_BT).any(axis=1))
+
+
+def not_looked_at(batch: Batch) -> str:
+    """The end of a sentence about all rows, where a check passes over those with other tokens."""
+    others = int(rows_of_others(batch).sum())
+    return f" (not looked at: {others} rows whose tokens are not the sampled ones)" if others else ""
+
+
 def both_finite(batch: Batch, *names: str) -> Array:
     """Loss tokens at which all of these are finite. Raises Missing where there is none: NaN is not a log-prob."""
     inside_BT = loss_tokens(batch)

@@ -18,6 +18,7 @@ from assay import config as configuration
 from assay.config import Config, ConfigError, to_mapping
 from assay.config.automatic import AUTO
 from assay.config.read import read_text
+from assay.config.refusals import misleading
 from assay.record import RunError, checksums
 from assay.record.settings import recorded_changes
 from assay.tasks import Task, is_path
@@ -51,6 +52,8 @@ def with_changes(file: Path, recorded: Config, overrides: Sequence[str]) -> Conf
     fixed = [change for change in _differences(to_mapping(recorded), to_mapping(config)) if not _may_change(change)]
     if fixed:
         raise ConfigError(*(_why_fixed(change.setting, file.parent) for change in fixed))
+    if (problems := misleading(config)) and not misleading(recorded):
+        raise ConfigError(*problems)
     return config
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from assay.config import Config, ConfigError, to_toml
+from assay.config.refusals import misleading
 from assay.policy.where import check_model_path
 from assay.record import RunError, check_new_run, refuse_unwritable_name
 from assay.rewards import check_functions
@@ -23,7 +24,7 @@ def refuse_new_run(config: Config, path: Path) -> None:
         lambda: check_task(config),
         lambda: check_functions(config),
     ]
-    problems: list[str] = []
+    problems = misleading(config)
     for check in checks:
         try:
             check()

@@ -12,7 +12,7 @@ from assay import config as configuration
 from assay.doctor.evidence.run_directory import read_run
 from assay.record.settings import settings_by_step
 from assay.train.evaluate.model_card import model_card
-from assay.train.run.changes import changeable_keys
+from assay.train.run.changes import changeable_keys, with_changes
 
 UPDATE = "assay.train.step.learner:Learner.update"
 RATE = ("--change", "optimizer.learning_rate=0.002")
@@ -305,6 +305,18 @@ def test_the_kl_cannot_move_from_the_reward_into_the_loss_inside_of_a_step(assay
     kl = [row["ref_kl"] for row in rows(run_path / "metrics.jsonl")]
     assert kl[1] is None
     assert kl[2] > 0
+
+
+def test_a_change_to_a_kl_without_the_gradient_of_the_kl_is_refused_with_the_fix(tmp_path):
+    file = tmp_path / "config.toml"
+    recorded = configuration.load(None, ["loss.kl_coef=0.1"])
+    file.write_text(configuration.to_toml(recorded, meanings=False))
+    with pytest.raises(configuration.ConfigError, match=r"set loss\.kl_estimator = 'k1'"):
+        with_changes(file, recorded, ["loss.kl_placement=reward"])
+    assert with_changes(file, recorded, ["loss.kl_placement=reward", "loss.kl_estimator=k1"]).loss.kl_estimator == "k1"
+    made = configuration.load(None, ["loss.kl_coef=0.1", "loss.kl_placement=reward", "loss.kl_estimator=k3"])
+    file.write_text(configuration.to_toml(made, meanings=False))
+    assert with_changes(file, made, ["loss.kl_coef=0.2"]).loss.kl_estimator == "k3"  # a run of before goes on
 
 
 def test_a_constant_rate_may_begin_to_fall_in_a_run_that_becomes_longer(assay_command, stopped, run_path):

@@ -71,6 +71,7 @@ from assay.verdict import (
 
 LARGEST = 50.0  # of an advantage in a log: those of a group of a thousand are at most 32
 EQUAL_REWARDS = 1e-6  # relative spread of rewards that are the same number except for float32 rounding
+ON_A_LINE = 0.999  # correlation of advantages with their rewards in one group, by any known formula
 VISIBLE = 0.1  # an advantage of this size moves the policy; equal rewards leave at most a rounding error of 0
 BLOWN_UP = 10.0  # times the bound: where groups are not centred, a wrong baseline alone may exceed it a little
 SLACK = 1.01  # over the bound: bfloat16 rounds by half a percent
@@ -199,6 +200,8 @@ def _equal_rewards(batch: Batch, advantages_B: Array, groups: list[Array]) -> Ve
         worst = max(worst, (abs(float(advantages_B[at])), at))
     if not varied or worst[0] <= VISIBLE or centring(batch).is_off_P.any():
         return None
+    if not all(_follow_rewards(advantages_B[rows], rewards_B[rows]) for rows in groups):
+        return None  # they come from other rewards: not the std, but stale or misplaced rewards
     # raw rewards, or those of another baseline, may be centred in the other groups by chance
     stated = {"baseline", "group_size", "kl_coef"} <= batch.settings.keys()
     return finding(
@@ -206,6 +209,15 @@ def _equal_rewards(batch: Batch, advantages_B: Array, groups: list[Array]) -> Ve
         Fact("largest |A| where rewards are equal", worst[0], VISIBLE, batch.step, worst[1]),
         confidence=Confidence.PROVEN if stated else Confidence.POSSIBLE,
     )
+
+
+def _follow_rewards(advantages_G: Array, rewards_G: Array) -> bool:
+    """Whether the advantages of a group rise with its rewards along a line; a group of equal rewards shows nothing."""
+    scored_G = np.isfinite(advantages_G) & np.isfinite(rewards_G)
+    a_N, r_N = advantages_G[scored_G], rewards_G[scored_G]
+    if len(r_N) < 2 or np.ptp(r_N) <= EQUAL_REWARDS * max(float(np.abs(r_N).max()), 1e-3):
+        return True
+    return bool(np.ptp(a_N) > 0 and np.corrcoef(a_N, r_N)[0, 1] > ON_A_LINE)
 
 
 def _beyond_the_bound(batch: Batch, advantages_B: Array, groups: list[Array]) -> Verdict | None:

@@ -212,5 +212,5 @@ ILLNESS = illness(
     sick=_prompts_by_turns,
     well=lambda: of_batch(healthy_batch()),
     scripts=Scripts(with_change("prompts_of(step).repeat_interleave(8, dim=0)", "prompts_of(step).repeat(8, 1)"), GRPO),
-    explains=frozenset({"ADV01", "ADV05", "ALGN10"}),
+    explains=frozenset({"ADV01", "ADV05"}),
 )

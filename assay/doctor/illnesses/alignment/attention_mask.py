@@ -20,13 +20,15 @@ Make the mask from lengths, never from token values, and pass it in every forwar
     logits = model(input_ids, attention_mask=attention_mask).logits
 
 ## When it is wrong
-Padding on the right is behind every token of a causal model and needs no mask: it is not counted. Where the log-probs
-were computed again and did not move, the mask that is on record is not the one in use, and the check stays silent.
+A hidden last token (an EOS with the id of padding) changes no log-prob, because nothing is scored behind it: that is a
+note. Padding on the right is behind every token of a causal model and needs no mask: it is not counted. Where the
+log-probs were computed again and did not move, the mask that is on record is not the one in use, and the check stays
+silent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -60,6 +62,16 @@ def check_batch(batch: Batch) -> Verdict:
     crowded = {row.number for row in found if has_extra_tokens(batch, row)}
     judged = {row.number for row in found} - crowded
     faults = {number: what for number, what in mask_faults(batch).items() if number in judged}
+    ends = _hidden_ends(found)
+    if faults and faults.keys() <= ends and moved_at_all(batch) is None:
+        return finding(
+            f"the attention mask hides the last token of {len(faults)} of {len(rows)} rows; no token follows it, so no "
+            "log-prob changes",
+            Fact("rows whose last token is hidden", len(faults), 0, batch.step, min(faults)),
+            confidence=Confidence.POSSIBLE,
+        )
+    if not faults.keys() <= ends:
+        faults = {number: what for number, what in faults.items() if number not in ends}
     if not faults and crowded:
         return not_applicable("more than the prompt stands in front of the completion: see wrong_context")
     if not faults:
@@ -92,6 +104,15 @@ def has_extra_tokens(batch: Batch, row: ScoredRow) -> bool:
         return False
     ids = row.given_S[row.stray]
     return not is_padding(batch, ids) or ("pad_id" not in batch.settings and bool(np.isin(ids, row.prompt).all()))
+
+
+def _hidden_ends(rows: Sequence[ScoredRow]) -> set[int]:
+    """Rows of which only the last token is hidden, an EOS that has the id of padding: nothing is scored behind it."""
+    return {
+        row.number
+        for row in rows
+        if row.places is not None and len(row.hidden) == 1 and row.hidden[0] == max(row.places) and not len(row.stray)
+    }
 
 
 def _by_numbers(batch: Batch, known: str, looked: int = 0) -> Verdict:

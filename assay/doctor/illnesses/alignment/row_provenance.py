@@ -65,6 +65,8 @@ def check_batch(batch: Batch) -> Verdict:
         looked = True
         if (verdict := _advantages_elsewhere(batch, expected_B)) is not None:
             return verdict
+    if (verdict := _rows_torn_from_groups(batch)) is not None:
+        return verdict
     if not looked:
         raise Missing("plain_logprobs", "sampler_logprobs", "rewards")
     return healthy("no row fits another row's numbers", Fact("rows", len(next(iter(batch.arrays.values())))))
@@ -207,6 +209,32 @@ def _advantages_elsewhere(batch: Batch, expected_B: Array) -> Verdict | None:
         f"{what}, but all of them are those of some other row: they were put in another order than the rows",
         *facts,
         Fact("different numbers among them", apart, LEAST_NUMBERS),
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _rows_torn_from_groups(batch: Batch) -> Verdict | None:
+    """Each prompt has the rows of one group, but they stand in the groups by no rule: the rows were sorted or shuffled
+    after the groups were made. By a rule (p q p q) they are another fault: see group_order."""
+    groups_B, names = batch.get("group_ids"), batch.texts.get("prompt_id")
+    if groups_B is None or names is None:
+        return None
+    groups, sizes = np.unique(groups_B, return_counts=True)
+    _, counts = np.unique(np.asarray(names), return_counts=True)
+    if len(set(sizes.tolist())) != 1 or sizes[0] < 2 or not np.array_equal(np.sort(counts), np.sort(sizes)):
+        return None
+    if len(groups) < LEAST_ROWS or (np.diff(groups_B) < 0).any():  # numbers that do not rise were moved with the rows
+        return None
+    names_PG = np.asarray(names).reshape(len(groups), -1)
+    torn = int((names_PG != names_PG[:, :1]).any(axis=1).sum())
+    by_turns = (names_PG.reshape(-1, len(groups)) == names_PG.reshape(-1, len(groups))[:1]).all()
+    if not torn or by_turns:
+        return None
+    row = int(np.flatnonzero((names_PG != names_PG[:, :1]).ravel())[0])
+    return finding(
+        f"the rows of {torn} of {len(groups)} groups answer other prompts, and every prompt still has {sizes[0]} rows: "
+        "the rows were put in another order than their groups and advantages",
+        Fact("groups with rows of other prompts", torn, 0, batch.step, row),
         confidence=Confidence.LIKELY,
     )
 

@@ -35,7 +35,7 @@ from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import LOOP
-from assay.doctor.facts.logprobs import loss_tokens
+from assay.doctor.facts.logprobs import loss_tokens, not_looked_at, rows_of_others
 from assay.doctor.illnesses.sampling.engine_mismatch import not_the_models_own
 from assay.programs.facts.positions import BUILT, Linear, Span, Spans, constant, plus
 from assay.programs.facts.sampling.scoring import Scoring, scorings
@@ -66,6 +66,7 @@ FEWEST_PAIRS = 16  # pairs of tokens to compare at each lag
 UNCERTAIN = 0.1  # |log-prob| of a token that says where it stands: where the policy is certain all tokens have 0
 LARGE_DIFFERENCE = 0.05  # mean difference in place that is worth a word
 NEARER = 0.1  # moved, they must be ten times nearer than in place; unrelated numbers differ as much at any lag
+ODD_ROW = 10.0  # times the median of the rows' mean differences: a row that stands out
 LEAST_CORRELATION = 0.5  # correlation in place below which the numbers are of something else
 LOWER = (
     1.0  # nats per token below the model's own, as an unshifted logit scores; other rows' numbers have the same mean
@@ -103,6 +104,8 @@ def check_batch(batch: Batch) -> Verdict:
         unrelated = _unrelated(batch, side, truth) if truth == "plain_logprobs" and still else None
         if unrelated is not None:
             return unrelated
+        if (odd := _odd_row(batch, side, truth)) is not None:
+            return odd
     if not compared:
         return not_enough_data(f"{FEWEST_PAIRS} log-probs below -{UNCERTAIN} in rows of {SHORTEST} tokens or more")
     foreign = not_the_models_own(batch)
@@ -112,7 +115,7 @@ def check_batch(batch: Batch) -> Verdict:
             f"{side} log-probs are {gap.mean:.2g} off the model's own on average, in place and moved: "
             "see engine_mismatch"
         )
-    return healthy("log-probs stand at their own tokens", *facts)
+    return healthy(f"log-probs stand at their own tokens{not_looked_at(batch)}", *facts)
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -214,6 +217,39 @@ def _fits(batch: Batch, side: str, truth: str) -> list[Fit]:
     return fits
 
 
+def _odd_row(batch: Batch, side: str, truth: str) -> Verdict | None:
+    """One row may be shifted where the others are not: the worst row decides. None where no row stands out."""
+    inside_BT = _inside(batch)
+    side_BT, truth_BT = batch.need(side, truth)
+    both_BT = inside_BT & np.isfinite(side_BT) & np.isfinite(truth_BT)
+    apart_BT = np.where(both_BT, np.abs(np.where(both_BT, side_BT, 0.0) - np.where(both_BT, truth_BT, 0.0)), 0.0)
+    mean_B = apart_BT.sum(axis=1) / np.maximum(both_BT.sum(axis=1), 1)
+    row = int(np.argmax(mean_B))
+    usual = float(np.median(mean_B[both_BT.any(axis=1)])) if both_BT.any() else 0.0
+    if mean_B[row] <= max(LARGE_DIFFERENCE, ODD_ROW * usual):
+        return None
+    fact = Fact(
+        f"mean |{NAMES[side]} - {_owner(truth)}| of the worst row", float(mean_B[row]), step=batch.step, row=row
+    )
+    for lag in LAGS[1:]:
+        here, there = (slice(0, -lag), slice(lag, None)) if lag > 0 else (slice(-lag, None), slice(0, lag))
+        pairs_T = both_BT[row, here] & both_BT[row, there]
+        moved_N = np.abs(side_BT[row, here] - truth_BT[row, there])[pairs_T]
+        if len(moved_N) >= SHORTEST and moved_N.mean() < min(NEARER * mean_B[row], MEAN_LOW_PRECISION):
+            return finding(
+                f"{NAMES[side]} log-probs of row {row} are shifted: that of token t is {_owner(truth)} of token "
+                f"t {lag:+d} (mean difference {moved_N.mean():.2g} there, {mean_B[row]:.2g} in place)",
+                fact,
+                Fact(f"mean |{NAMES[side]} - {_owner(truth)}| moved by {lag:+d}", float(moved_N.mean())),
+                confidence=Confidence.PROVEN if truth == "plain_logprobs" else Confidence.LIKELY,
+            )
+    return not_applicable(
+        f"{NAMES[side]} log-probs of row {row} are {mean_B[row]:.2g} off {_owner(truth)} on average, in place and moved"
+        f", where half of the rows are at most {usual:.2g} off: no shift, but not in order; see row_provenance and "
+        "law_of_scoring"
+    )
+
+
 def _unrelated(batch: Batch, side: str, truth: str) -> Verdict | None:
     side_BT, truth_BT = batch.need(side, truth)
     both_BT = _inside(batch) & np.isfinite(side_BT) & np.isfinite(truth_BT)
@@ -234,7 +270,7 @@ def _unrelated(batch: Batch, side: str, truth: str) -> Verdict | None:
 
 
 def _inside(batch: Batch) -> Array:
-    inside_BT = loss_tokens(batch)
+    inside_BT = loss_tokens(batch) & ~rows_of_others(batch)[:, None]
     long_enough_B1: Array = inside_BT.sum(axis=1, keepdims=True) >= SHORTEST
     return np.logical_and(inside_BT, long_enough_B1)
 

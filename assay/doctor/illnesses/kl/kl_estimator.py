@@ -2,7 +2,8 @@
 ## What it checks
 The recorded KL of each token, or the KL part of the loss, is computed again from new and ref log-probs and compared
 with the known estimators: k1 = new - ref, k2 = (new - ref)^2 / 2, k3 = exp(ref - new) - (ref - new) - 1, and the usual
-mistakes. k3 is never negative.
+mistakes. k3 is never negative. Where the gradient of each token is recorded, its KL part is found as well: what the
+policy part leaves, compared with the slope of every known KL, and with its coefficient.
 
 ## Why it hurts
 With ref and new exchanged, k3 estimates another divergence from the wrong samples, and its gradient grows without bound
@@ -33,19 +34,36 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import GRADIENTS, LOSSES, edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.consistent import is_of_these_rows
+from assay.doctor.recompute.kl_gradient import FITS as KL_FITS
+from assay.doctor.recompute.kl_gradient import SAME_FACTOR, kl_in_gradient
 from assay.doctor.recompute.loss import is_known_whole, nearest_kl_loss
 from assay.doctor.recompute.match import Match
-from assay.doctor.recompute.terms import nearest_kl
+from assay.doctor.recompute.terms import nearest_kl, stated_objective
 from assay.programs.facts.kl.in_reward import reward_penalties
 from assay.programs.facts.kl.penalties import penalties, wrong_estimate, wrong_kl_div
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
 
+_FOR_GRADIENT = ("mask", "gradients", "new_logprobs", "old_logprobs", "ref_logprobs", "advantages")
+_STATED = ("kl_coef", "kl_placement", "kl_estimator", "kl_gradient", "correction", "objective")
 NEGATIVE = -1e-5  # a mean of k3 below this is not rounding
 NEGATIVE_LOW_PRECISION = -5e-3  # where the compute dtype is one of 16 bits, or not stated
 
 
 def check_batch(batch: Batch) -> Verdict:
+    try:
+        by_value = _by_value(batch)
+    except Missing:
+        if (by_gradient := _by_gradient(batch)) is None:
+            raise
+        return by_gradient
+    if by_value.state is State.FINDING:
+        return by_value
+    by_gradient = _by_gradient(batch)
+    return by_gradient if by_gradient is not None and by_gradient.state is State.FINDING else by_value
+
+
+def _by_value(batch: Batch) -> Verdict:
     recorded = batch.get("kl")
     if recorded is not None:
         mask_BT, *_ = batch.need("mask", "new_logprobs", "ref_logprobs")
@@ -92,6 +110,61 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
     for place, wrong in wrong_kl_div(program):
         yield finding(f"`{place.text}` {wrong}", places=(place,))
+
+
+def _by_gradient(batch: Batch) -> Verdict | None:
+    """What KL the gradient of the loss holds; None where the numbers do not show it."""
+    if any(batch.get(name) is None for name in _FOR_GRADIENT) or not set(_STATED) <= batch.settings.keys():
+        return None
+    settings = batch.settings
+    objective = stated_objective(settings)
+    if not settings["kl_coef"] or settings["kl_placement"] != "loss" or settings.get("dtype") != "float32":
+        return None
+    if objective is None or not set(objective.settings) <= settings.keys():
+        return None
+    fits = kl_in_gradient(batch)
+    if fits is None:
+        return None
+    meant = settings["kl_estimator"]
+    if not fits:
+        return finding(
+            f"the policy part of the gradient is right and the KL's is not: it is a function of new - ref, but not the "
+            f"slope of {meant} or of a known mistake",
+            confidence=Confidence.LIKELY,
+        )
+    first = fits[0]
+    near = Fact(f"what is left of the KL's part: {first.name}", first.error, KL_FITS, batch.step)
+    if first.is_configured:
+        return _by_factor(float(settings["kl_coef"]), first.factor, near, meant)
+    names = " or ".join(fit.name for fit in fits)
+    only_gradient = any(fit.is_gradient_only for fit in fits)
+    return finding(
+        f"the KL in the gradient of the loss is {names}; the config says {meant} ({settings['kl_gradient']})",
+        near,
+        confidence=Confidence.POSSIBLE if only_gradient else Confidence.PROVEN,
+    )
+
+
+def _by_factor(coefficient: float, factor: float, near: Fact, meant: str) -> Verdict | None:
+    """The KL is the configured one: is it weighed once? Without it, or with its sign flipped, it is another illness."""
+    if abs(factor - 1.0) <= SAME_FACTOR:
+        return healthy(f"the KL in the gradient is {meant}", near)
+    known = (
+        (coefficient, "its coefficient is multiplied twice"),
+        (1 / coefficient, "its coefficient is missing"),
+        (2.0, "it is added twice"),
+    )
+    words = [what for value, what in known if abs(factor - value) <= SAME_FACTOR * value]
+    if factor < SAME_FACTOR:
+        return None  # kl_no_grad and kl_sign speak of that
+    return finding(
+        f"the KL in the gradient of the loss is {factor:.3g} times the configured one"
+        + (f": {' or '.join(words)}" if words else ""),
+        Fact("factor of the KL's part", factor, 1.0),
+        near,
+        # any other factor may be the count that the KL alone is divided by
+        confidence=Confidence.PROVEN if words else Confidence.LIKELY,
+    )
 
 
 def _ratio_is_unknown(batch: Batch) -> bool:

@@ -51,6 +51,7 @@ TOKENS = 20  # fewer loss tokens have no mean, and may be equal by chance
 SETTLED = 3  # steps: a warm-up may begin with a learning rate of 0, so that the first update moves nothing
 FIRST_KL = 1e-2  # of a logged KL at step 1 with one update: bfloat16 rounding gives a tenth of it
 SIGNAL = 0.25  # of the advantages that are not 0: a run with this much signal has moved its weights
+MOVED = 10.0  # times what rounding leaves between two passes: a policy that moved this far is not the frozen one
 ZERO_KL = 1e-9  # of a logged KL: what is left when both sides are the same numbers
 
 
@@ -61,12 +62,12 @@ def check_batch(batch: Batch) -> Verdict:
     judged_BT = mask_BT & np.isfinite(ref_BT)
     if judged_BT.sum() < TOKENS:
         return not_enough_data(f"ref_logprobs of {TOKENS} loss tokens")
-    checks = (_against_plain, _at_the_start, _itself)
+    checks = (_moves_along, _against_plain, _at_the_start, _itself)
     verdicts = [verdict for check in checks if (verdict := check(batch, judged_BT)) is not None]
     found = [verdict for verdict in verdicts if verdict.state is State.FINDING]
     if verdicts:
         return (found or verdicts)[0]
-    return not_enough_data("plain_ref_logprobs, or old_logprobs of the first step or of a later one")
+    return not_enough_data("plain_ref_logprobs, or new_logprobs of the first step or of a later one")
 
 
 def check_curves(curves: Curves) -> Verdict:
@@ -109,10 +110,10 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 def _scoring_is_off(batch: Batch, judged_BT: Array) -> bool:
     """Whether the policy's own log-probs are off as well: then the reference is not to blame."""
-    old_BT, plain_BT = batch.get("old_logprobs"), batch.get("plain_logprobs")
-    if old_BT is None or plain_BT is None:
+    new_BT, plain_BT = batch.get("new_logprobs"), batch.get("plain_logprobs")
+    if new_BT is None or plain_BT is None:
         return False
-    return mean_distance(old_BT, plain_BT, judged_BT, TOKENS) > limit_between_passes(batch.settings)
+    return mean_distance(new_BT, plain_BT, judged_BT, TOKENS) > limit_between_passes(batch.settings)
 
 
 def _against_plain(batch: Batch, judged_BT: Array) -> Verdict | None:
@@ -134,14 +135,57 @@ def _against_plain(batch: Batch, judged_BT: Array) -> Verdict | None:
     )
 
 
-def _at_the_start(batch: Batch, judged_BT: Array) -> Verdict | None:
-    old_BT = batch.get("old_logprobs")
-    if old_BT is None or batch.step != 1 or batch.numbers.get("update", 0) != 0 or _scoring_is_off(batch, judged_BT):
+def _policy(batch: Batch) -> tuple[Array, str] | None:
+    """The log-probs of the policy at this update, and their name; old are those that somebody says are the policy's."""
+    for name, words in (("new_logprobs", "new"), ("plain_logprobs", "the policy's own")):
+        if (values_BT := batch.get(name)) is not None:
+            return values_BT, words
+    return None
+
+
+def _is_old(batch: Batch, judged_BT: Array) -> bool:
+    """Whether the reference's log-probs are old, bit for bit."""
+    old_BT, ref_BT = batch.get("old_logprobs"), batch.need("ref_logprobs")[0]
+    return old_BT is not None and bool((old_BT == ref_BT)[judged_BT].all())
+
+
+def _old_is_the_samplers(batch: Batch, judged_BT: Array) -> bool:
+    """Whether the engine, which knows no reference, gives the log-probs of old as well."""
+    old_BT, sampler_BT = batch.get("old_logprobs"), batch.get("sampler_logprobs")
+    if old_BT is None or sampler_BT is None:
+        return False
+    return mean_distance(old_BT, sampler_BT, judged_BT, TOKENS) <= limit_between_passes(batch.settings)
+
+
+def _moves_along(batch: Batch, judged_BT: Array) -> Verdict | None:
+    """After an update that moved the policy, the reference, asked row by row, gives the policy's log-probs."""
+    names = ("new_logprobs", "old_logprobs", "plain_logprobs", "plain_ref_logprobs")
+    if any(batch.get(name) is None for name in names) or not batch.numbers.get("update"):
         return None
-    distance = mean_distance(batch.need("ref_logprobs")[0], old_BT, judged_BT, TOKENS)
+    if batch.settings.get("reference_every", 1) or batch.settings.get("dtype") != "float32":
+        return None
+    new_BT, old_BT, plain_BT, reference_BT = batch.need(*names)
+    limit = limit_between_passes(batch.settings)
+    apart, moved = mean_distance(reference_BT, plain_BT, judged_BT, TOKENS), mean_distance(new_BT, old_BT, judged_BT)
+    if not (apart <= limit and moved > MOVED * limit) or _scoring_is_off(batch, judged_BT):
+        return None
+    return finding(
+        f"the reference is the policy itself: this update moved the policy by {moved:.2g} per token, and the reference "
+        f"now gives its log-probs ({apart:.2g} apart)",
+        Fact("mean |reference - policy|, each asked row by row", apart, limit, batch.step),
+        Fact("mean |new - old|", moved, MOVED * limit, batch.step),
+    )
+
+
+def _at_the_start(batch: Batch, judged_BT: Array) -> Verdict | None:
+    policy = _policy(batch)
+    if policy is None or batch.step != 1 or batch.numbers.get("update", 0) != 0 or _scoring_is_off(batch, judged_BT):
+        return None
+    policy_BT, name = policy
+    distance = mean_distance(batch.need("ref_logprobs")[0], policy_BT, judged_BT, TOKENS)
     if np.isnan(distance):
         return None
-    fact = Fact("mean |ref - old| before the first update", distance, limit_between_passes(batch.settings), 1)
+    fact = Fact(f"mean |ref - {name}| before the first update", distance, limit_between_passes(batch.settings), 1)
     if distance <= limit_between_passes(batch.settings):
         return healthy("reference and policy agree before the first update", fact)
     untouched = batch.numbers.get("policy_version") == 0
@@ -153,31 +197,35 @@ def _at_the_start(batch: Batch, judged_BT: Array) -> Verdict | None:
 
 
 def _itself(batch: Batch, judged_BT: Array) -> Verdict | None:
-    """old is the policy at the start of this step; only a reference that follows it is equal to the last bit."""
-    old_BT = batch.get("old_logprobs") if batch.get("old_logprobs") is not None else batch.get("new_logprobs")
+    """Only a reference that follows the policy is equal to it to the last bit. Equal to old alone it says nothing: old
+    may have been taken from the reference."""
     version = batch.numbers.get("policy_version")
-    if old_BT is None or batch.step is None or batch.step < 2 or batch.settings.get("reference_every"):
+    policy = _policy(batch)
+    if policy is None or batch.step is None or batch.step < 2 or batch.settings.get("reference_every"):
         return None
     if version == 0 or batch.numbers.get("update_norm") == 0 or batch.settings.get("learning_rate") == 0:
         return None
-    ref_BT = batch.need("ref_logprobs")[0]
-    both_BT = judged_BT & np.isfinite(old_BT) & (old_BT < CERTAIN)
+    ref_BT, policy_BT = batch.need("ref_logprobs")[0], policy[0]
+    both_BT = judged_BT & np.isfinite(policy_BT) & (policy_BT < CERTAIN)
     if both_BT.sum() < TOKENS:
         return None
-    largest = float(np.abs(ref_BT - old_BT)[both_BT].max())
+    largest = float(np.abs(ref_BT - policy_BT)[both_BT].max())
     fact = Fact("largest |ref - policy|", largest, step=batch.step)
-    if largest > 0.0:
+    is_old = largest > 0.0 and _is_old(batch, both_BT)
+    if is_old and not _old_is_the_samplers(batch, both_BT):
+        return None  # it followed the policy up to this step, or old was taken from it: either is possible
+    if largest > 0.0 and not is_old:
         return healthy("the reference does not follow the policy", fact)
     # weights stay where they are while no group has a signal; where many have one now, some had one before
     advantages = batch.get("advantages")
     signal = advantages is not None and float(np.mean(advantages != 0)) >= SIGNAL
     known = signal and version is not None and batch.settings.get("dtype") == "float32"
-    sure = Confidence.PROVEN if known and batch.step >= SETTLED else Confidence.LIKELY
+    sure = Confidence.PROVEN if known and batch.step >= SETTLED and not is_old else Confidence.LIKELY
     if "reference_every" not in batch.settings:
         sure = Confidence.POSSIBLE  # it may have been renewed just now
     return finding(
         f"the reference is the policy itself: at step {batch.step} all {int(both_BT.sum())} loss tokens have the same "
-        "log-prob under both, bit for bit",
+        f"log-prob under both{' as it sampled' if is_old else ''}, bit for bit",
         fact,
         Fact("loss tokens with ref = policy", int(both_BT.sum()), step=batch.step),
         confidence=sure,

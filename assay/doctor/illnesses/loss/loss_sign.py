@@ -56,7 +56,8 @@ def check_batch(batch: Batch) -> Verdict:
     weights_BT = weights(batch, aggregation_of(batch))
     policy_BT, kl_BT = gradient_parts(batch, weights_BT)
     decided_BT = mask_BT & (np.abs(policy_BT) > DECIDES * np.abs(kl_BT)) & np.isfinite(gradients_BT)
-    decided_BT = decided_BT & (gradients_BT != 0)
+    dead_BT = decided_BT & (gradients_BT == 0)
+    decided_BT = decided_BT & ~dead_BT
     if not decided_BT.any():
         return not_applicable("no token has a gradient that its advantage decides")
     against_BT = decided_BT & (np.sign(gradients_BT) == -np.sign(policy_BT))
@@ -64,13 +65,15 @@ def check_batch(batch: Batch) -> Verdict:
     fact = Fact("share of the tokens that the loss pulls against their advantage", share, 1 - NEARLY_ALL, batch.step)
     if 1 - NEARLY_ALL < share < NEARLY_ALL:
         return not_applicable(f"{share:.0%} of the tokens are pulled against their advantage: this is not a sign")
+    if share < NEARLY_ALL and dead_BT.sum() > (1 - NEARLY_ALL) * (dead_BT | decided_BT).sum():
+        return not_applicable(without_gradient(dead_BT, decided_BT))
     if share < NEARLY_ALL:
         return healthy(f"the loss pulls {1 - share:.0%} of the tokens the way of their advantage", fact)
     sign = _sign_of_loss(batch, weights_BT)
     if sign > 0:
         return not_applicable("the loss has the right sign and its gradient has not: inverted (RAT04) speaks of that")
     return finding(
-        f"the loss pulls {share:.0%} of the tokens against their advantage: its sign is flipped",
+        f"the loss pulls {share:.0%} of the tokens that have a gradient against their advantage: its sign is flipped",
         fact,
         Fact("tokens looked at", int(decided_BT.sum())),
         confidence=Confidence.PROVEN if sign < 0 else Confidence.LIKELY,  # else an inverted ratio does it too
@@ -112,6 +115,14 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
             )
         elif all(part.against < 1 - ALL_IN_RUN for part in seen.parts):
             yield healthy("the loss pulls every token the way of its advantage")
+
+
+def without_gradient(dead_BT: Array, decided_BT: Array) -> str:
+    """Why the way of a loss that does not pull at all tokens is not judged."""
+    return (
+        f"the gradient is 0 at {int(dead_BT.sum())} of {int((dead_BT | decided_BT).sum())} tokens with an advantage: "
+        "that is not a sign, law_of_the_gradient (LAW05) speaks of it"
+    )
 
 
 def _sign_of_loss(batch: Batch, weights_BT: Array) -> int:

@@ -33,13 +33,14 @@ from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import T, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GRPO, with_change
+from assay.doctor.facts.logprobs import not_looked_at, rows_of_others
 from assay.doctor.recompute.consistent import consistent
 from assay.programs.facts.masks.counts import behind_tokens
 from assay.programs.facts.masks.masks import Masked, definition, fillings, may_mask
 from assay.programs.program import Program
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
 
 MOST_BEHIND = 600
 
@@ -48,6 +49,11 @@ def check_batch(batch: Batch) -> Verdict:
     tokens_BT, mask_BT = batch.need("tokens", "mask")
     if tokens_BT.size == 0:
         raise Missing("a completion token")
+    others_B = rows_of_others(batch)
+    if others_B.any():  # lengths and ends are those of the tokens that were sampled
+        if others_B.all():
+            return not_applicable("no row holds the tokens that were sampled: see retokenise and row_provenance")
+        mask_BT = mask_BT & ~others_B[:, None]
     has_lengths = batch.get("lengths") is not None
     beyond_BT = _beyond_lengths(batch, mask_BT, tokens_BT) if has_lengths else np.zeros(mask_BT.shape, dtype=bool)
     if beyond_BT.any() or (has_lengths and "eos_ids" not in batch.settings):
@@ -85,7 +91,7 @@ def _verdict(batch: Batch, behind_BT: Array, end: str, *, proven: bool) -> Verdi
     (mask_BT,) = batch.need("mask")
     tokens, rows = int(behind_BT.sum()), int(behind_BT.any(axis=1).sum())
     if tokens == 0:
-        return healthy(f"no row is trained beyond {end}", Fact("rows", len(mask_BT)))
+        return healthy(f"no row is trained beyond {end}{not_looked_at(batch)}", Fact("rows", len(mask_BT)))
     row, token = np.argwhere(behind_BT)[0]
     return finding(
         f"{tokens} tokens after the end of {rows} of {len(mask_BT)} rows are in the loss ({end} comes before them)",

@@ -60,7 +60,7 @@ def check_batch(batch: Batch) -> Verdict:
 
     out_B1 = ~mask_BT.any(axis=1, keepdims=True)
     finished_B = batch.get("finished")
-    if finished_B is not None:
+    if finished_B is not None and _masks_cut_off(batch, out_B1[:, 0], finished_B):
         lose("cut off and masked", np.broadcast_to(out_B1 & ~finished_B[:, None], mask_BT.shape))
     flat_B = _flat_rows(batch)
     if flat_B is not None:
@@ -94,6 +94,12 @@ def check_batch(batch: Batch) -> Verdict:
         *facts,
         confidence=Confidence.POSSIBLE if by_chance or is_part(batch) or generated < FEW_TOKENS else Confidence.LIKELY,
     )
+
+
+def _masks_cut_off(batch: Batch, out_B: Array, finished_B: Array) -> bool:
+    """Whether rows are out because they were cut off: a setting says so, or none says otherwise and all of them are."""
+    stated = batch.settings.get("mask_truncated")
+    return bool(out_B[~finished_B].all()) if stated is None else bool(stated)
 
 
 def check_curves(curves: Curves) -> Verdict:

@@ -32,6 +32,7 @@ from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GRPO, with_change
+from assay.doctor.illnesses.loss.loss_sign import without_gradient
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import expected_gradients, kl_is_placed
 from assay.doctor.recompute.terms import nearest_ratio
@@ -43,6 +44,7 @@ from assay.verdict import Confidence, Edit, Fact, Missing, Severity, State, Verd
 
 MOVES_ALONG = 0.8  # correlation of the gradient with A, where a KL may be in it
 REMAINDER = 0.5  # of the KL's pull: a smaller rest may be what was misjudged of the KL
+DEAD = 0.01  # of the tokens with an advantage: a larger share without a gradient is not rounding
 AGREES = 0.5  # of -1 to 1: in the middle between chance and certainty; a sound loss has 1
 
 
@@ -114,12 +116,17 @@ def _by_gradient(batch: Batch) -> Verdict:
         except Missing:
             kl_is_known = False
     pull_BT = np.where(mask_BT, gradients_BT - kl_BT, 0.0)
-    judged_BT = mask_BT & np.isfinite(pull_BT) & np.isfinite(advantages_BT) & (gradients_BT != 0)
+    judged_BT = mask_BT & np.isfinite(pull_BT) & np.isfinite(advantages_BT)
     judged_BT &= np.abs(pull_BT) > REMAINDER * np.abs(kl_BT)
     judged_BT &= ~_of_equals(batch)[:, None]
+    dead_BT = mask_BT & (gradients_BT == 0) & (np.abs(advantages_BT) > 0) & ~_of_equals(batch)[:, None]
+    judged_BT &= gradients_BT != 0
     clipped_BT = batch.get("clipped") if batch.get("clipped") is not None else _outside(batch, advantages_BT)
     if clipped_BT is not None:
         judged_BT &= ~clipped_BT  # what is left there is the KL's
+        dead_BT &= ~clipped_BT
+    elif batch.numbers.get("update") != 0:
+        dead_BT &= False  # any of them may be clipped
     sizes_BT = np.where(judged_BT, np.abs(advantages_BT), 0.0)
     total = float(sizes_BT.sum())
     if not total > 0:
@@ -127,6 +134,8 @@ def _by_gradient(batch: Batch) -> Verdict:
     wrong_BT = judged_BT & (pull_BT * advantages_BT > 0)
     agreement = float(-(np.sign(pull_BT * advantages_BT) * sizes_BT)[judged_BT].sum() / total)
     fact = Fact("agreement of the gradient with -A, -1 to 1", agreement, AGREES, batch.step)
+    if agreement >= AGREES and dead_BT.sum() > DEAD * (dead_BT | (sizes_BT > 0)).sum():
+        return not_applicable(without_gradient(dead_BT, sizes_BT > 0))
     if agreement >= AGREES:
         return healthy("the loss makes tokens with a positive advantage likelier", fact)
     if agreement > -AGREES:
