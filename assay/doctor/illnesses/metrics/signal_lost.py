@@ -58,7 +58,7 @@ def check_batch(batch: Batch) -> Verdict:
             facts.append(Fact(f"lost: {what}", f"{lost} ({lost / generated:.0%})"))
         alive_BT = alive_BT & ~lost_BT
 
-    out_B1 = ~mask_BT.any(axis=1, keepdims=True)
+    out_B1 = np.asarray(~mask_BT.any(axis=1, keepdims=True))
     finished_B = batch.get("finished")
     if finished_B is not None and _masks_cut_off(batch, out_B1[:, 0], finished_B):
         lose("cut off and masked", np.broadcast_to(out_B1 & ~finished_B[:, None], mask_BT.shape))
