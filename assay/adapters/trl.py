@@ -29,6 +29,7 @@ from assay.adapters.attached import Attached, Look, Rollouts
 from assay.adapters.trl_batch import TRLGeneration, loss_tokens, part_of, rollout_batch, update_batch
 from assay.adapters.trl_settings import (
     METRICS,
+    ChatMarks,
     dataset_size,
     metrics_row,
     settings_of,
@@ -99,6 +100,7 @@ class AttachedToTRL(Attached):
         self._in_loss = False
         self._scoring: list[Mapping[str, Any]] = []  # arguments of the scoring pass of each part
         self.dataset_size: dict[str, int] = {}
+        self._chat: ChatMarks | None = None
         self._rate: float | None = None  # of the update in progress; where groups differ, the largest
         self._seen_metrics: dict[str, int] = {}
         self._originals = {name: getattr(trainer, name) for name in _AROUND}
@@ -115,6 +117,7 @@ class AttachedToTRL(Attached):
 
     def begin(self) -> None:
         self.dataset_size = self.attempt(lambda: dataset_size(self.trainer), {})
+        self._chat = self.attempt(lambda: ChatMarks.of(self.trainer._tokenizer), None)
         super().begin()
 
     def settings(self) -> dict[str, Any]:
@@ -251,6 +254,8 @@ class AttachedToTRL(Attached):
         if not look.parts:
             self._scoring = []
             look.numbers |= loss_tokens(self.trainer, inputs)
+            if self._chat is not None:
+                look.numbers["prompts_left_open"] = self._chat.left_open(self.trainer._tokenizer, look.rollouts.prompts)
         look.parts.append(part_of(inputs, rows, new_BT, entropy_BT, gradients_BT, scoring))
         look.inputs.append(given)
         self._scoring.append(scoring)

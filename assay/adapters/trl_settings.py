@@ -6,6 +6,7 @@ What TRL has and a Batch has no word for is left out, so that nothing is conclud
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from assay.grpo import OBJECTIVES
@@ -97,6 +98,30 @@ def whole_run(trainer: Any) -> dict[str, Any]:
     is_judged = rate == 0 or "adam" in name.lower()
     steps = {"steps": max(int(trainer.state.max_steps), 0)}
     return steps | ({"learning_rate": rate} if is_judged else {})
+
+
+@dataclass(frozen=True)
+class ChatMarks:
+    """What the chat template of a tokenizer writes around a user's turn."""
+
+    before: str
+    speak: str  # after which the assistant speaks
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> ChatMarks | None:
+        """None without a template, and where it always ends with the assistant's turn."""
+        if not getattr(tokenizer, "chat_template", None):
+            return None
+        turn = [{"role": "user", "content": "?"}]
+        closed, opened = (
+            tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=added) for added in (False, True)
+        )
+        before, speak = closed.partition("?")[0].strip(), opened[len(closed) :].strip()
+        return cls(before, speak) if opened.startswith(closed) and before and speak else None
+
+    def left_open(self, tokenizer: Any, prompts: Sequence[Sequence[int]]) -> int:
+        texts = [tokenizer.decode(list(prompt)) for prompt in prompts]
+        return sum(self.before in text and not text.rstrip().endswith(self.speak) for text in texts)
 
 
 def minibatches_of(trainer: Any) -> int:

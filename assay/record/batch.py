@@ -117,6 +117,7 @@ NUMBERS: dict[str, str] = {
     "loss_split": "The loss summed over two micro-batches.",
     "loss_perturbed": "The loss with the values under the mask replaced.",
     "descent": "Cosine between the step of the weights and minus their gradient: above 0, the step goes downhill.",
+    "prompts_left_open": "Chat prompts that do not end with the words after which the assistant speaks.",
     "moved_between": "How far the weights moved between the last update and this one, as a share of the last update.",
     "reference_drift": "Largest change of the reference's log-probs of one row since the first look at it.",
     "dropout_modules": "Dropout modules that were active in the scoring pass.",

@@ -23,13 +23,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from assay.doctor.catalogue import Scripts, illness
+from assay.doctor.evidence import Batch
+from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GENERATE
 from assay.programs.facts.sampling.prompts import prompts_of
 from assay.programs.facts.sampling.scoring import ancestors_and_lists, made_of
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
-from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy
+
+
+def check_batch(batch: Batch) -> Verdict:
+    left_open = int(batch.number("prompts_left_open"))
+    fact = Fact("chat prompts without the words after which the assistant speaks", left_open, 0, batch.step)
+    if not left_open:
+        return healthy("chat prompts end where the assistant speaks", fact)
+    return finding(
+        f"{left_open} prompts are made by the chat template and end before the assistant's turn",
+        fact,
+        confidence=Confidence.LIKELY,
+    )
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -111,5 +125,7 @@ ILLNESS = illness(
         "chat template without assistant turn",
         "model answers as the user",
     ),
+    sick=lambda: of_batch(edit_batch(healthy_batch(), prompts_left_open=8)),
+    well=lambda: of_batch(edit_batch(healthy_batch(), prompts_left_open=0)),
     scripts=Scripts(SICK, GENERATE),
 )
