@@ -60,7 +60,7 @@ def check_batch(batch: Batch) -> Verdict:
 
     out_B1 = np.asarray(~mask_BT.any(axis=1, keepdims=True))
     finished_B = batch.get("finished")
-    if finished_B is not None and _masks_cut_off(batch, out_B1[:, 0], finished_B):
+    if finished_B is not None and _masks_cut_off(batch, np.asarray(~mask_BT.any(axis=1)), finished_B):
         lose("cut off and masked", np.broadcast_to(out_B1 & ~finished_B[:, None], mask_BT.shape))
     flat_B = _flat_rows(batch)
     if flat_B is not None:
