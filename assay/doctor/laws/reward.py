@@ -34,6 +34,7 @@ from assay.doctor.facts.repeats import completions
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
 
 NEARLY = 1e-5  # of the largest reward: float32
+MOST_VALUES = 32  # of rewards: one with noise in it has as many as rows
 FEW = 3  # answers that come again with another reward: fewer may be a tie that was cut off differently
 
 
@@ -58,34 +59,47 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_batches(batches: Sequence[Batch]) -> Verdict:
+    """Answers that come again, in the same step or a later one. A reward that changes from step to step on purpose still
+    gives equal answers of one step the same, so conflicts of both kinds are asked for."""
     known: dict[object, tuple[float, int | None]] = {}
-    seen: set[object] = set()
-    conflicts: list[tuple[int | None, int, float, float]] = []
+    again: set[object] = set()
+    within, between = [], []
     for batch in batches:
         if batch.get("rewards") is None or batch.settings.get("kl_placement") == "reward":
             continue
         (rewards_B,) = batch.need("rewards")
-        for row, key in enumerate(zip(prompt_keys(batch), completions(batch), strict=True)):
+        for row, key in enumerate(zip(prompt_keys(batch), _answers(batch), strict=True)):
             if not np.isfinite(rewards_B[row]) or not key[1]:
                 continue
             first, step = known.setdefault(key, (float(rewards_B[row]), batch.step))
+            differs = abs(first - rewards_B[row]) > NEARLY * max(1.0, abs(first))
             if step != batch.step:
-                seen.add(key)
-                if abs(first - rewards_B[row]) > NEARLY * max(1.0, abs(first)):
-                    conflicts.append((batch.step, row, first, float(rewards_B[row])))
-    if not seen:
+                again.add(key)
+            if differs:
+                (within if step == batch.step else between).append((batch.step, row, first, float(rewards_B[row])))
+    if not again:
         raise Missing("rewards_again, or an answer that comes again in a later step")
-    fact = Fact("answers that came again in a later step", len(seen))
-    if not conflicts:
+    fact = Fact("answers that came again in a later step", len(again))
+    if not between:
         return healthy("answers that come again get the reward they got before", fact)
-    step, row, first, now = conflicts[0]
+    step, row, first, now = between[0]
+    values = {round(float(reward), 6) for batch in batches for reward in batch.arrays.get("rewards", ())}
+    is_sure = len(between) >= FEW and bool(within) and len(values) <= MOST_VALUES
     return finding(
-        f"answers that come again in a later step get another reward ({len(conflicts)} times, {len(seen)} answers)",
+        f"answers that come again in a later step get another reward ({len(between)} times, {len(again)} answers)",
         Fact("reward now", now, None, step, row),
         Fact("reward of the same answer before", first),
         fact,
-        confidence=Confidence.LIKELY if len(conflicts) >= FEW else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if is_sure else Confidence.POSSIBLE,
     )
+
+
+def _answers(batch: Batch) -> Sequence[object]:
+    """Without lengths a reward may have read what stands behind the end of an answer: then the whole row counts."""
+    if batch.get("lengths") is None:
+        (tokens_BT,) = batch.need("tokens")
+        return [row.tobytes() for row in tokens_BT]
+    return completions(batch)
 
 
 def _asked_again(shift: int) -> Evidence:

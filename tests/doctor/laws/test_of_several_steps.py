@@ -122,15 +122,16 @@ def test_a_seed_that_is_set_again_gives_the_same_answers_in_every_step():
 
 def test_an_answer_that_comes_again_must_get_its_reward_again():
     def step_of(number, rewards):
-        batch = prompts_of(number, [[1], [1], [2], [2]], rewards=rewards)
-        return edit_batch(batch, tokens=np.array([[5], [6], [7], [8]]))
+        batch = prompts_of(number, [[1], [1], [1], [2], [2], [2]], rewards=rewards)
+        return edit_batch(batch, tokens=np.array([[5], [5], [6], [7], [7], [8]]))
 
-    before = step_of(1, [0.0, 1.0, 0.0, 1.0])
-    assert reward.check_batches([before, step_of(2, [0.0, 1.0, 0.0, 1.0])]).state is State.HEALTHY
-    verdict = reward.check_batches([before, step_of(2, [1.0, 0.0, 1.0, 1.0])])
+    before = step_of(1, [0.0, 0.0, 1.0, 0.0, 0.0, 1.0])
+    assert reward.check_batches([before, step_of(2, [0.0, 0.0, 1.0, 0.0, 0.0, 1.0])]).state is State.HEALTHY
+    mixed = [step_of(1, [0.0, 1.0, 0.0, 0.0, 1.0, 0.0]), step_of(2, [1.0, 0.0, 1.0, 0.0, 0.0, 1.0])]
+    verdict = reward.check_batches(mixed)
     assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.LIKELY)
-    once = reward.check_batches([before, step_of(2, [1.0, 1.0, 0.0, 1.0])])
-    assert once.confidence is Confidence.POSSIBLE
+    scheduled = reward.check_batches([before, step_of(2, [0.5, 0.5, 1.5, 0.5, 0.5, 1.5])])  # equal within each step
+    assert scheduled.confidence is Confidence.POSSIBLE
 
 
 def test_the_reference_is_compared_with_the_policy_and_never_with_old():
