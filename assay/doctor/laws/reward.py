@@ -59,11 +59,12 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_batches(batches: Sequence[Batch]) -> Verdict:
-    """Answers that come again, in the same step or a later one. A reward that changes from step to step on purpose still
-    gives equal answers of one step the same, so conflicts of both kinds are asked for."""
+    """Answers that come again, in the same step or a later one. A reward that changes from step to step on purpose
+    still gives equal answers of one step the same, so conflicts of both kinds are asked for."""
     known: dict[object, tuple[float, int | None]] = {}
     again: set[object] = set()
-    within, between = [], []
+    within: list[tuple[int | None, int, float, float]] = []
+    between: list[tuple[int | None, int, float, float]] = []
     for batch in batches:
         if batch.get("rewards") is None or batch.settings.get("kl_placement") == "reward":
             continue
