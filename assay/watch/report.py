@@ -10,6 +10,7 @@ from assay.doctor.catalogue import catalogue
 from assay.doctor.command import exit_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
+from assay.doctor.mend import with_edits
 from assay.doctor.report import Report, write
 from assay.doctor.report.select import select
 from assay.machine.faults import FAULTS
@@ -25,7 +26,7 @@ def report(run: WatchedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
     """{text, counts, code}: `text` in the chosen format; `code` is the exit code of the findings."""
     evidence = evidence_of(run)
     illnesses = select(catalogue(), settings["chosen"], settings["ignored"])
-    result = Report.of(run.script, evidence, diagnose(evidence, illnesses))
+    result = Report.of(run.script, evidence, with_edits(diagnose(evidence, illnesses), evidence.programs))
     how = settings["how"]
     text = write([result], how, width=settings["width"], colour=settings["colour"], all_passes=settings["all_passes"])
     if how == "full":

@@ -28,7 +28,9 @@ bfloat16 a small change may be rounded away: that is pure_bf16.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import re
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -38,11 +40,12 @@ from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.trend import known_steps
 from assay.doctor.recompute.terms import stated_objective
+from assay.programs.edits import Spot
 from assay.programs.facts.optimizer.changed_weights import unchanged_weights
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 SMALLEST_RATE = 1e-6  # below, a change of a weight near 1 may be rounded away in float32 too
 ALL = 0.999  # of the tensors, as the median of a run's second half
@@ -179,6 +182,21 @@ def well() -> Evidence:
     """Fresh adapters: half of them have no gradient in the first update, and all change later."""
     batch = edit_batch(healthy_batch(), tensors_changed=10, tensors_without_gradient=10, lora_rank=8)
     return Evidence((batch,), healthy_curves(tensors_changed_share=np.where(np.arange(60) == 0, 0.5, 1.0)))
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The parameters of the network that the loss is computed with."""
+    for call in spot.all(ast.Call):
+        holder = call.receiver
+        if call.name not in ("parameters", "named_parameters") or holder is None:
+            continue
+        if holder.name in ("deepcopy", "copy") and holder.receiver is not None:
+            yield holder.becomes(holder.receiver.source)
+        named = re.search(r"computed with `([\w.]+)`", verdict.message)
+        if named and spot.knows([named[1].partition(".")[0]]):
+            yield holder.becomes(named[1])
+        if isinstance(holder.node, ast.Attribute):
+            yield holder.becomes(holder.child(holder.node.value).source)
 
 
 ILLNESS = illness(

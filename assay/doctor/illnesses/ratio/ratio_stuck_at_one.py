@@ -30,7 +30,9 @@ learning rate of 0, updates lost in bfloat16), new equals old for that reason: s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import re
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -38,13 +40,14 @@ from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.examples.scripts import GRPO, with_change
+from assay.programs.edits import Spot, names_in
 from assay.programs.facts.optimizer.epochs import epochs_over, is_split, parts_of_rollout, turns
 from assay.programs.facts.origin import network, same_network
 from assay.programs.facts.ratio import Difference, before_detach, differences, uses, without_views
 from assay.programs.graph import Loop, Value
 from assay.programs.program import Program
 from assay.programs.walk import main_input, walk
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOKENS = 20  # fewer loss tokens may be equal by chance: where the policy is certain, a small update changes no bit
 CERTAIN = -1e-3  # log-prob of a token that the policy is certain of: no small update changes it
@@ -191,6 +194,18 @@ def _loop_branches(call: Value, loop: Loop) -> list[object]:
     start = loop.place.line
     branches = call.context.branches
     return [branch for branch in branches if branch.place.file == loop.place.file and branch.place.line >= start]
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The log-probs of the sampler, where they have a name: the only one with "old" in it."""
+    if not isinstance(spot.node, ast.BinOp):
+        return
+    whole = spot.function if isinstance(spot.function, ast.FunctionDef) else spot.text.tree
+    bound = {name.id for name in ast.walk(whole) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+    bound |= {argument.arg for argument in ast.walk(whole) if isinstance(argument, ast.arg)}
+    old = [name for name in bound if re.search(r"(^|_)old(_|$)", name)]
+    if len(old) == 1 and old[0] not in names_in(spot.node):
+        yield spot.child(spot.node.right).becomes(old[0])
 
 
 def sick() -> Evidence:

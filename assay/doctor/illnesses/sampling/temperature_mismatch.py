@@ -30,7 +30,8 @@ the model asked again, a policy that grew sharper since the sampler got its weig
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -39,6 +40,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import LOOP
 from assay.doctor.facts.logprobs import both_finite, gap_between, versions_behind
+from assay.programs.edits import Spot, names_in, together
 from assay.programs.facts.sampling.draws import Trained, is_greedy, settings_of, trained_draws, weights_of
 from assay.programs.facts.sampling.scoring import Scale, scale_of
 from assay.programs.graph import Value
@@ -46,7 +48,7 @@ from assay.programs.program import Program
 from assay.programs.walk import main_input, walk
 from assay.record.batch import Array
 from assay.record.metrics import MEAN_LOW_PRECISION
-from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Edit, Fact, Missing, Place, Severity, Verdict, finding, healthy
 
 SIDES = {"old_logprobs": "the trainer's old", "new_logprobs": "the trainer's new", "sampler_logprobs": "the sampler's"}
 MANY_TOKENS = 64  # tokens: a fit of fewer may be chance
@@ -277,6 +279,43 @@ def _sharper(logprobs_BT: Array, temperature: float) -> Array:
     """log-probs at a lower temperature, of a token against one other: z / T against the other's z / T."""
     others_BT = np.log(-np.expm1(np.minimum(logprobs_BT, -1e-9)))
     return logprobs_BT / temperature - np.logaddexp(logprobs_BT / temperature, others_BT / temperature)
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The logits of the scoring divided by what the sampler divides by."""
+    logits = spot.argument("logits") or spot.argument("input") or spot.receiver
+    if isinstance(spot.node, ast.BinOp) and isinstance(spot.node.op, ast.Div):  # divided behind the softmax
+        inner = spot.child(spot.node.left)
+        about = inner.receiver
+        if about is not None:
+            below = spot.child(spot.node.right)
+            behind = spot.text.edit((*inner.span[2:], *spot.span[2:]), "")
+            yield together([about.becomes(f"{about.within(2)} / {below.within(3)}"), behind], spot.text)
+        return
+    if logits is None:
+        return
+    draw = others[0] if others else None
+    given = draw.argument("temperature") if draw is not None else None
+    divisors = [given] if given is not None else []
+    for part in Spot(spot.text, draw.function).all(ast.BinOp) if draw is not None and given is None else ():
+        if isinstance(part.node.op, ast.Div) and draw is not None and draw.text is spot.text:
+            divisors.append(part.child(part.node.right))
+    texts = [divisor.within(3) for divisor in divisors]
+    own = spot.function.args.args if isinstance(spot.function, ast.FunctionDef) else []
+    texts += [argument.arg for argument in own if argument.arg.startswith("temp")]
+    for part in logits.parts(1):
+        for product in part.all(ast.BinOp):
+            yield product.with_operator("/") if isinstance(product.node.op, ast.Mult) else None
+    made = logits.definition
+    for text in dict.fromkeys(texts):
+        if not spot.knows(names_in(ast.parse(text))):
+            continue
+        yield made.becomes(f"{made.within(2)} / {text}") if made is not None else None
+        yield logits.becomes(
+            f"{logits.within(2)} / {text}"
+            if logits.parent.node is spot.node and not spot.is_method
+            else f"({logits.within(2)} / {text})"
+        )
 
 
 def sick() -> Evidence:

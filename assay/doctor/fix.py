@@ -1,0 +1,147 @@
+"""`assay doctor --fix` and `--diff`: scripts --> the same with their safe edits.
+
+Every edit is proven before it is written (mend.py). Edits of root causes go first; then the script is read again, until
+nothing more can be done. A file is replaced as a whole or not at all, and keeps its bytes wherever it is not edited.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.doctor.catalogue import Illness
+from assay.doctor.diagnosis import Diagnosis, Word, diagnose
+from assay.doctor.evidence import Evidence
+from assay.doctor.evidence.open import input_paths
+from assay.doctor.mend import Script, apart, with_edits
+from assay.doctor.report.frame import unified
+from assay.machine import durable
+from assay.machine.user_error import UserError
+from assay.programs.read.script import read_program
+from assay.programs.read.text import decoded, read_bytes
+from assay.verdict import Edit
+
+MOST_ROUNDS = 8
+_BOM = b"\xef\xbb\xbf"
+
+
+class FixError(UserError, ValueError):
+    """A file that cannot be edited. The message is one sentence with the file and the reason."""
+
+
+@dataclass(frozen=True)
+class Original:
+    """A file as it was before: its bytes, and its text without a byte order mark."""
+
+    path: Path
+    raw: bytes
+    text: str
+    encoding: str
+
+    @classmethod
+    def of(cls, path: Path) -> Original:
+        raw = read_bytes(path, str(path))
+        text, encoding = decoded(raw)
+        encoding = "utf-8" if encoding == "utf-8-sig" else encoding
+        original = cls(path, raw, text.removeprefix("\ufeff"), encoding)
+        if original.encode(original.text) != raw:
+            raise FixError(f"{path} cannot be written back as it is in {encoding}; save it as UTF-8 and ask again")
+        return original
+
+    def encode(self, text: str) -> bytes:
+        return (_BOM if self.raw.startswith(_BOM) else b"") + text.encode(self.encoding)
+
+    def replace(self, text: str) -> None:
+        """A link stays one: the file that it leads to is replaced. The mode is kept."""
+        path = self.path.resolve()
+        if path.read_bytes() != self.raw:
+            raise FixError(f"{self.path} was changed while it was looked at; nothing is written, ask again")
+        try:
+            durable.replace_file(path, self.encode(text), mode=stat.S_IMODE(path.stat().st_mode))
+        except OSError as error:
+            raise FixError(f"{self.path} could not be written: {durable.reason(error)}") from error
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What became of the given scripts: each file's text before and after, what was ended, and what is left."""
+
+    files: tuple[tuple[Original, str], ...]
+    ended: tuple[tuple[str, str], ...]  # code and place of each edit
+    left: tuple[tuple[Path, Diagnosis], ...]
+
+    @property
+    def changed(self) -> list[tuple[Original, str]]:
+        return [(original, text) for original, text in self.files if text != original.text]
+
+    @property
+    def diff(self) -> str:
+        return "\n".join(
+            line for original, text in self.changed for line in unified(original.text, text, str(original.path))
+        )
+
+    def write(self) -> None:
+        for original, text in self.changed:
+            original.replace(text)
+
+
+def fix(paths: Sequence[Path], illnesses: Sequence[Illness]) -> Fixed:
+    """Writes nothing. Raises FixError or SourceError on the first path that cannot be edited."""
+    scripts = [script for path in paths for script in _scripts(path)]
+    originals = {path.resolve(): Original.of(path) for path in dict.fromkeys(scripts)}
+    texts: dict[Path, str] = {}
+    ended: list[tuple[str, str]] = []
+    left: list[tuple[Path, Diagnosis]] = []
+    for path in dict.fromkeys(scripts):
+        for _ in range(MOST_ROUNDS):
+            program = read_program(path, texts)
+            diagnosis = with_edits(diagnose(Evidence(programs=(program,)), illnesses), (program,), texts)
+            script = Script(path, texts, program)
+            chosen = _chosen(diagnosis, script, set(originals))
+            if not chosen:
+                break
+            texts = dict(script.after([edit for _, edit in chosen]).texts)
+            ended += [(word.code, str(edit.place)) for word, edit in chosen]
+        left.append((path, diagnosis))
+    files = tuple((original, texts.get(path, original.text)) for path, original in originals.items())
+    return Fixed(files, tuple(ended), tuple(left))
+
+
+def _chosen(diagnosis: Diagnosis, script: Script, allowed: set[Path]) -> list[tuple[Word, Edit]]:
+    """Safe edits of root causes in the given files that hold together; else the first of them alone."""
+    proven = [
+        (word, word.verdict.edit)
+        for word in diagnosis.findings
+        if word.code not in diagnosis.causes
+        and word.verdict.edit is not None
+        and word.verdict.edit.safe
+        and Path(word.verdict.edit.place.file).resolve() in allowed
+    ]
+    kept = apart([edit for _, edit in proven])
+    chosen = [(word, edit) for word, edit in proven if edit in kept]
+    if len(chosen) > 1 and not script.is_cured([edit for _, edit in chosen], {word.code for word, _ in chosen}):
+        return chosen[:1]
+    return chosen
+
+
+def _scripts(path: Path) -> list[Path]:
+    """The scripts at a path; FixError on anything else."""
+    if path.is_dir():
+        scripts = [script for script in input_paths(path) if script.suffix in (".py", ".pyw")]
+        if not scripts:
+            raise FixError(f"{path} holds no scripts; --fix and --diff edit scripts only, not a run or its logs")
+        return [script for found in scripts for script in _scripts(found)]
+    if path.suffix == ".ipynb":
+        raise FixError(f"{path} is a notebook; --fix and --diff edit scripts only: make the change in its cell")
+    if path.exists() and path.suffix not in (".py", ".pyw"):
+        raise FixError(f"{path} is not a script; --fix and --diff edit .py files only")
+    return [path]
+
+
+def require_writable(path: Path) -> None:
+    mode = path.stat().st_mode
+    if not os.access(path, os.W_OK) or not mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
+        raise FixError(f"{path} is not writable; make it writable, or print the edits with --diff")
