@@ -1,7 +1,8 @@
 """`assay doctor --fix` and `--diff`: scripts --> the same with their safe edits.
 
-Every edit is proven before it is written (mend.py). Edits of root causes go first; then the script is read again, until
-nothing more can be done. A file is replaced as a whole or not at all, and keeps its bytes wherever it is not edited.
+Every edit is proven before it is written (mend.py). The first root cause that has one is mended; then the script is
+read again, since what followed from it is gone, until nothing more can be done. A file is replaced as a whole or not at
+all, and keeps its bytes wherever it is not edited.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from assay.doctor.catalogue import Illness
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.evidence.open import input_paths
-from assay.doctor.mend import Script, apart, with_edits
+from assay.doctor.mend import Script, with_edits
 from assay.doctor.report.frame import unified
 from assay.machine import durable
 from assay.machine.user_error import UserError
@@ -24,7 +25,7 @@ from assay.programs.read.script import read_program
 from assay.programs.read.text import decoded, read_bytes
 from assay.verdict import Edit
 
-MOST_ROUNDS = 8
+MOST_EDITS = 40  # of one script
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -96,35 +97,28 @@ def fix(paths: Sequence[Path], illnesses: Sequence[Illness]) -> Fixed:
     ended: list[tuple[str, str]] = []
     left: list[tuple[Path, Diagnosis]] = []
     for path in dict.fromkeys(scripts):
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MOST_EDITS):
             program = read_program(path, texts)
-            diagnosis = with_edits(diagnose(Evidence(programs=(program,)), illnesses), (program,), texts)
             script = Script(path, texts, program)
-            chosen = _chosen(diagnosis, script, set(originals))
-            if not chosen:
+            diagnosis = diagnose(Evidence(programs=(program,)), illnesses)
+            found = _next(diagnosis, script, set(originals))
+            if found is None:
                 break
-            texts = dict(script.after([edit for _, edit in chosen]).texts)
-            ended += [(word.code, str(edit.place)) for word, edit in chosen]
-        left.append((path, diagnosis))
+            word, edit = found
+            texts = dict(script.after([edit]).texts)
+            ended.append((word.code, str(edit.place)))
+        left.append((path, with_edits(diagnosis, (program,), texts)))
     files = tuple((original, texts.get(path, original.text)) for path, original in originals.items())
     return Fixed(files, tuple(ended), tuple(left))
 
 
-def _chosen(diagnosis: Diagnosis, script: Script, allowed: set[Path]) -> list[tuple[Word, Edit]]:
-    """Safe edits of root causes in the given files that hold together; else the first of them alone."""
-    proven = [
-        (word, word.verdict.edit)
-        for word in diagnosis.findings
-        if word.code not in diagnosis.causes
-        and word.verdict.edit is not None
-        and word.verdict.edit.safe
-        and Path(word.verdict.edit.place.file).resolve() in allowed
-    ]
-    kept = apart([edit for _, edit in proven])
-    chosen = [(word, edit) for word, edit in proven if edit in kept]
-    if len(chosen) > 1 and not script.is_cured([edit for _, edit in chosen], {word.code for word, _ in chosen}):
-        return chosen[:1]
-    return chosen
+def _next(diagnosis: Diagnosis, script: Script, allowed: set[Path]) -> tuple[Word, Edit] | None:
+    """The first root cause that has a safe edit in one of the given files."""
+    for word in diagnosis.findings:
+        edit = None if word.code in diagnosis.causes else script.edit_of(word)
+        if edit is not None and edit.safe and Path(edit.place.file).resolve() in allowed:
+            return word, edit
+    return None
 
 
 def _scripts(path: Path) -> list[Path]:

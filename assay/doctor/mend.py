@@ -15,7 +15,7 @@ from assay.doctor.catalogue import illnesses_looking_at
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose
 from assay.doctor.evidence import Evidence
 from assay.machine.faults import FAULTS
-from assay.programs.edits import Spot, Text, applied, overlap
+from assay.programs.edits import Spot, Text, applied
 from assay.programs.program import Program
 from assay.programs.read.script import read_program
 from assay.programs.read.text import SourceError, decoded, read_bytes, read_module
@@ -121,15 +121,6 @@ def _with_edit(word: Word, scripts: Sequence[Script]) -> Word:
         if edit is not None:
             return replace(word, verdict=replace(word.verdict, edit=edit))
     return word
-
-
-def apart(edits: Sequence[Edit]) -> list[Edit]:
-    """Those that do not overlap one before them."""
-    kept: list[Edit] = []
-    for edit in edits:
-        if not any(overlap(edit, other) for other in kept):
-            kept.append(edit)
-    return kept
 
 
 def _count(word: Word | None) -> int:

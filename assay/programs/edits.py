@@ -312,6 +312,9 @@ class Spot:
         """f(x) --> f(x, argument); on a line of its own where the last one stands on one."""
         if not isinstance(self.node, ast.Call):
             return None
+        spread = [keyword.value for keyword in self.node.keywords if keyword.arg is None]
+        if any(self.child(node)._is_table() for node in spread):
+            return None  # the name may be given twice
         given = [self.child(node).span for node in (*self.node.args, *self.node.keywords)]
         if not given:
             line, column = self.span[2], self.span[3] - 1
@@ -321,6 +324,19 @@ class Spot:
         alone = self.text.lines[last[0] - 1][: last[1]]
         separator = f",\n{alone}" if alone.strip() == "" and len(given) > 1 else ", "
         return self.text.edit((line, column, line, column), f"{separator}{argument}", safe=safe)
+
+    def _is_table(self) -> bool:
+        """Whether `**x` spreads a dictionary of the program's own, or what it was given; not what a call returned."""
+        if not isinstance(self.node, ast.Name):
+            return True
+        bound = [
+            self.text.around.get(node)
+            for node in ast.walk(self.text.tree)
+            if isinstance(node, ast.Name) and node.id == self.node.id and isinstance(node.ctx, ast.Store)
+        ]
+        values = [self.child(holder.value) for holder in bound if isinstance(holder, ast.Assign)]
+        is_call = [isinstance(value.node, ast.Call) and value.name != "dict" for value in values]
+        return not values or len(values) < len(bound) or not all(is_call)
 
     def set_argument(self, name: str, index: int | None, value: str, *, safe: bool = True) -> Edit | None:
         given = self.argument(name, index)
@@ -530,12 +546,17 @@ def by_the_policy(draw: Spot, copied: Spot) -> Iterator[Edit]:
     if not isinstance(target, ast.Name) or copied.receiver is None or copied.name != "deepcopy":
         return
     called = getattr(draw.function, "name", None)
+    is_safe = not {"prepare", "DistributedDataParallel", "DDP"} & {
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in ast.walk(draw.text.tree)
+        if isinstance(node, ast.Attribute | ast.Name)
+    }  # a wrapper has no generate()
     calls = [draw, *(call for call in Spot(draw.text, draw.text.tree).all(ast.Call) if call.name == called)]
     for call in calls:
         about = call.receiver if call.is_method else None
         for node in (*([about.node] if about is not None else ()), *call.node.args):
             if isinstance(node, ast.Name) and node.id == target.id:
-                yield call.child(node).becomes(copied.receiver.source)
+                yield call.child(node).becomes(copied.receiver.source, safe=is_safe)
 
 
 def overlap(one: Edit, other: Edit) -> bool:

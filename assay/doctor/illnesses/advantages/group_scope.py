@@ -154,6 +154,8 @@ def _is_flat(centring: Centring, mean: Value) -> bool:
 
 def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
     """One mean or std of rows in groups becomes one for each group."""
+    if "shaped into groups" not in verdict.message:
+        return  # the rewards have no axis of groups
     around = spot.parent if isinstance(spot.parent.node, ast.BinOp) else spot
     whole = [
         call

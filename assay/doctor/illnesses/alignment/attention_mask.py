@@ -146,9 +146,9 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
     masks = [name for name in given if ("attn" in name or "mask" in name or "attention" in name) and name not in used]
     if len(masks) == 1 and spot.argument("attention_mask") is None:
         yield spot.with_argument(f"attention_mask={masks[0]}")
-    known = sorted(name for name in {*used, *given} if "attention" in name or "attn" in name)
-    for name in known if spot.argument("attention_mask") is None else ():
-        yield spot.with_argument(f"attention_mask={name}", safe=False) if spot.knows([name]) else None
+    known = [name for name in {*used, *given} if ("attention" in name or "attn" in name) and spot.knows([name])]
+    if len(known) == 1 and spot.argument("attention_mask") is None:
+        yield spot.with_argument(f"attention_mask={known[0]}", safe=False)
 
 
 ILLNESS = illness(

@@ -36,7 +36,7 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import GRADIENTS, KL_COEF, LOSSES, edit_batch, healthy_batch, healthy_curves
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.loss import kl_is_placed
-from assay.programs.edits import Spot, names_in
+from assay.programs.edits import Spot
 from assay.programs.facts.kl.in_reward import reward_penalties
 from assay.programs.facts.kl.penalties import is_a_penalty, penalties, penalty_sign
 from assay.programs.facts.loss.signs import is_maximised, is_minimised, policy_sign
@@ -226,13 +226,15 @@ def _curves(sign: float) -> Curves:
 
 
 def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
-    """The sign before the KL turned."""
-    for part in (spot, *Spot(spot.text, spot.function).all(ast.BinOp)):
-        signs = {ast.Add: "-", ast.Sub: "+"}
-        sign = signs.get(type(part.node.op)) if isinstance(part.node, ast.BinOp) else None
-        names = spot.statement.node.targets if isinstance(spot.statement.node, ast.Assign) else []
-        is_use = part is spot or any(isinstance(name, ast.Name) and name.id in names_in(part.node) for name in names)
-        yield part.with_operator(sign) if sign and is_use and (part is spot or part.span != spot.span) else None
+    """The sign before the KL turned: in the loss at the place itself, in a reward where the KL is used."""
+    if "from the loss" in verdict.message:
+        sign = {ast.Add: "-", ast.Sub: "+"}.get(type(spot.node.op)) if isinstance(spot.node, ast.BinOp) else None
+        yield spot.with_operator(sign) if sign else None
+        return
+    targets = spot.statement.node.targets if isinstance(spot.statement.node, ast.Assign) else []
+    for use in Spot(spot.text, spot.function).all(ast.Name):
+        if targets and isinstance(targets[0], ast.Name) and use.node.id == targets[0].id and use.span > spot.span:
+            yield use.negated()
 
 
 ILLNESS = illness(

@@ -163,7 +163,9 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
             for name in Spot(spot.text, spot.function).all(ast.Name)
             if name.node.id == targets[0].id and isinstance(name.node.ctx, ast.Load) and name.span > spot.span
         ]
-        yield uses[0].negated() if len(uses) == 1 else None
+        is_loss = "loss" in targets[0].id
+        yield spot.negated() if is_loss else None
+        yield uses[0].negated() if len(uses) == 1 and not is_loss else None
     yield spot.negated()
     other = {"max": "min", "maximum": "minimum"}.get(spot.name)
     renamed = spot.renamed(other) if other else None

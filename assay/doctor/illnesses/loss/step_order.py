@@ -287,8 +287,8 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
             if call.name == "backward" and call.span < spot.span and call.statement.indent == spot.indent
         ]
         yield moved(spot, backwards[-1]) if backwards else None
-        line = step.with_line_after(spot.source)
-        yield together([spot.without_line(), line], spot.text)
+        if len(step.indent) < len(spot.indent):  # gradients of several parts
+            yield together([spot.without_line(), step.with_line_after(spot.source)], spot.text)
     else:
         yield moved(spot, step)
 

@@ -207,20 +207,19 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
     """The count of ends before a token, not up to it; <= the index of the end."""
     for part in spot.parts():
         for compared in part.all(ast.Compare):
+            left = compared.child(compared.node.left)
             if isinstance(compared.node.ops[0], ast.Lt):
                 yield compared.with_operator("<=")
-        for count in part.all(ast.Call):
-            about = count.receiver
-            if count.name == "cumsum" and about is not None:
-                is_number = about.source.endswith((".int()", ".long()", ".float()"))
-                known = about.definition
-                is_number |= known is not None and known.source.endswith((".int()", ".long()", ".float()"))
-                once = about.source if is_number else f"{about.tight}.long()"
-                yield (
-                    count.as_part(f"{count.source} - {once}")
-                    if isinstance(count.parent.node, ast.BinOp)
-                    else count.becomes(f"{count.source} - {once}")
-                )
+            for count in left.parts(2) if isinstance(compared.node.ops[0], ast.Eq) else ():
+                if count.name == "cumsum" and count.receiver is not None:
+                    yield left.as_part(f"{left.source} - {_as_number(count.receiver)}")
+
+
+def _as_number(ends: Spot) -> str:
+    """torch does not subtract booleans."""
+    made = ends.definition
+    is_number = (ends if made is None else made).source.endswith((".int()", ".long()", ".float()"))
+    return ends.within(2) if is_number else f"{ends.tight}.long()"
 
 
 ILLNESS = illness(

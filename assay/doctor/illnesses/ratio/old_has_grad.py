@@ -28,7 +28,7 @@ import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.examples.scripts import GRPO, with_change
-from assay.programs.edits import Spot
+from assay.programs.edits import Spot, names_in
 from assay.programs.facts.ratio import Difference, differences, is_differentiated, uses, without_views
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -106,8 +106,10 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
     """The old log-probs detached, where they are made or where they are used."""
     if isinstance(spot.node, ast.BinOp):
         old = spot.child(spot.node.right)
-        made = old.definition
-        yield made.followed_by(".detach()") if made is not None and isinstance(made.node, ast.Call) else None
+        name = old.child(old.node.value) if isinstance(old.node, ast.Subscript) else old
+        made = name.definition
+        if made is not None and not names_in(name.node) & names_in(spot.node.left):
+            yield made.followed_by(".detach()")
         yield old.followed_by(".detach()")
 
 

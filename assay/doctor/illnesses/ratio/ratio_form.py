@@ -211,6 +211,15 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
         sides.append(part.receiver if part.name == "exp" and part.receiver is not None else part)
     difference = f"{sides[0].within(1)} - {sides[1].within(2)}"
     torch = spot.text.torch
+    targets = spot.statement.node.targets if isinstance(spot.statement.node, ast.Assign) else []
+    for alias in Spot(spot.text, spot.function).all(ast.Assign):  # ratio = log_ratio
+        value = alias.node.value
+        if (
+            isinstance(value, ast.Name)
+            and [ast.unparse(target) for target in targets] == [value.id]
+            and isinstance(node.op, ast.Sub)
+        ):
+            yield alias.child(value).becomes(f"{torch}.exp({value.id})" if torch else f"{value.id}.exp()")
     yield spot.as_part(f"{torch}.exp({difference})" if torch else f"({difference}).exp()")
 
 

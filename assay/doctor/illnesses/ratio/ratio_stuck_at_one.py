@@ -203,9 +203,20 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
     whole = spot.function if isinstance(spot.function, ast.FunctionDef) else spot.text.tree
     bound = {name.id for name in ast.walk(whole) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
     bound |= {argument.arg for argument in ast.walk(whole) if isinstance(argument, ast.arg)}
-    old = [name for name in bound if re.search(r"(^|_)old(_|$)", name)]
-    if len(old) == 1 and old[0] not in names_in(spot.node):
-        yield spot.child(spot.node.right).becomes(old[0])
+    old = [name for name in bound if re.search(r"(^|_)old(_|$)", name) and spot.knows([name])]
+    rows = _rows(spot)
+    if len(old) == 1 and old[0] not in names_in(spot.node) and len(rows) < 2:
+        yield spot.child(spot.node.right).becomes(old[0] + "".join(f"[{name}]" for name in rows))
+
+
+def _rows(spot: Spot) -> set[str]:
+    """The names by which the loop around it takes rows out of a batch: `mb` of ref[mb]."""
+    loop = next((around for around in spot.outside if isinstance(around.node, ast.For | ast.While)), None)
+    if loop is None:
+        return set()
+    bound = {name.node.id for name in loop.all(ast.Name) if isinstance(name.node.ctx, ast.Store)}
+    slices = [part.node.slice for part in loop.all(ast.Subscript)]
+    return {index.id for index in slices if isinstance(index, ast.Name) and index.id in bound}
 
 
 def sick() -> Evidence:

@@ -261,6 +261,7 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
                     call.parent if isinstance(call.parent.node, ast.BinOp) and call.node is not weights.node else call
                 )
                 yield holder.becomes(f"{torch}.softmax({about.source}, dim=-1)")
+                return
     yield (
         weights.becomes(f"{torch}.softmax({weights.source}, dim=-1)") if torch else weights.followed_by(".softmax(-1)")
     )

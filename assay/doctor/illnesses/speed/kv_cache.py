@@ -136,7 +136,7 @@ def _without_cache(widths: Sequence[int], place: Place) -> Verdict:
 
 
 def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
-    for call in (spot, *others):
+    for call in (spot, *others) if "generates" in verdict.message else ():
         given = call.argument("use_cache")
         yield given.becomes("True") if given is not None else None
 
