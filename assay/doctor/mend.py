@@ -1,7 +1,7 @@
 """Findings in scripts --> the same with an edit where one is proven.
 
-An illness proposes edits; one is kept if the script, read again with it, parses, has that finding no more, has no other
-one, and nothing that was healthy before went out of sight.
+An illness proposes edits; one is kept if the script, read again with it, parses, is called healthy by the same check, has
+no other finding than before, and nothing that was healthy before went out of sight.
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ class Script:
             state = words[code].verdict.state
             if left > seen or (code in codes and left >= seen):
                 return False
+            if code in codes and not left and state is not State.HEALTHY:
+                return False  # it is not cured, it is only not recognised any more
             if before.verdict.state is State.HEALTHY and state in _BLIND:
                 return False
         return True

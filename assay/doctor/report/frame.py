@@ -74,7 +74,7 @@ def unified(before: str, after: str, file: str, context: int = 3) -> list[str]:
     rows = [text.replace("\r\n", "\n").replace("\r", "\n").split("\n") for text in (before, after)]
     ends = [[*(f"{row}\n" for row in text[:-1]), *([text[-1]] if text[-1] else [])] for text in rows]
     found = []
-    for line in difflib.unified_diff(*ends, file, file, n=context):
+    for line in difflib.unified_diff(ends[0], ends[1], file, file, n=context):
         found.append(line.removesuffix("\n"))
         if not line.endswith("\n"):
             found.append("\\ No newline at end of file")

@@ -193,7 +193,7 @@ def _places(report: Report, word: Word, width: int, why: bool) -> list[str]:
 def suggestion(edit: Edit, report: Report) -> list[str]:
     """The edit as a diff, under a line that says who writes it."""
     who = "assay doctor --fix writes it" if edit.safe else "look at it first: --fix leaves it to you"
-    shown = diff(edit, report.lines)
+    shown = diff(edit, report.lines, context=0)  # the frame shows what is around it
     return [f"edit {escape(str(edit.place))} ({who}):", *(f"  {line}" for line in shown[2:])] if shown else []
 
 

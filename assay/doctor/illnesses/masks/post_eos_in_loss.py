@@ -164,13 +164,15 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
         about = call.receiver
         if call.name != "ones_like" or about is None:
             continue
+        kind = call.argument("dtype")
+        cast = f".to({kind.source})" if kind is not None else ""
         values = [about, *([about.definition] if about.definition is not None else [])]
         texts = [value.source for value in values]
         if any("cumsum" in text for text in texts):
-            yield call.becomes(f"({about.source} == 0)")
+            yield call.becomes(f"({about.source} == 0){cast}")
         elif any("==" in text for text in texts):
             once = about.source if texts[-1].endswith((".int()", ".long()", ".float()")) else f"{about.tight}.long()"
-            yield call.becomes(f"({about.tight}.cumsum(dim=1) - {once} == 0)")
+            yield call.becomes(f"({about.tight}.cumsum(dim=1) - {once} == 0){cast}")
 
 
 ILLNESS = illness(

@@ -172,8 +172,9 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
         for call in part.all(ast.Call):
             first = call.node.args[0] if call.name in ("cat", "concat", "concatenate") and call.node.args else None
             if isinstance(first, ast.List | ast.Tuple) and first.elts:
-                for ones in call.child(first.elts[0]).all(ast.Call):
-                    yield ones.renamed(ones.name.replace("ones", "zeros")) if "ones" in ones.name else None
+                for before in call.child(first.elts[0]).parts(1):
+                    for ones in before.all(ast.Call):
+                        yield ones.renamed(ones.name.replace("ones", "zeros")) if "ones" in ones.name else None
 
 
 ILLNESS = illness(

@@ -185,10 +185,10 @@ def _of_rows(*, divided: bool) -> Batch:
 
 def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
     """The mean of a sequence's log-ratios in place of their sum."""
-    for call in spot.all(ast.Call):
-        product = call.receiver
-        if call.name == "sum" and product is not None:
-            yield from over_mask(call, product)
+    for part in spot.parts(1):
+        for call in part.all(ast.Call):
+            if call.name == "sum" and call.receiver is not None:
+                yield from over_mask(call, call.receiver)
 
 
 ILLNESS = illness(

@@ -199,7 +199,7 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
     if spot.name == "generate":
         yield spot.with_argument("do_sample=True")
     if spot.name == "argmax" and about is not None and torch:
-        squeezed = ".squeeze(-1)" if spot.axes else ""
+        squeezed = ".squeeze(-1)" if spot.axes and "keepdim" not in spot.axes else ""
         yield spot.becomes(f"{torch}.multinomial({about.source}, 1){squeezed}")
         yield spot.becomes(f"{torch}.multinomial({torch}.softmax({about.source}, dim=-1), 1){squeezed}")
     if isinstance(spot.node, ast.Attribute) and spot.node.attr == "indices" and torch:

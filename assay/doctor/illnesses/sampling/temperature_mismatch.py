@@ -31,6 +31,7 @@ the model asked again, a policy that grew sharper since the sampler got its weig
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -294,15 +295,7 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
         return
     if logits is None:
         return
-    draw = others[0] if others else None
-    given = draw.argument("temperature") if draw is not None else None
-    divisors = [given] if given is not None else []
-    for part in Spot(spot.text, draw.function).all(ast.BinOp) if draw is not None and given is None else ():
-        if isinstance(part.node.op, ast.Div) and draw is not None and draw.text is spot.text:
-            divisors.append(part.child(part.node.right))
-    texts = [divisor.within(3) for divisor in divisors]
-    own = spot.function.args.args if isinstance(spot.function, ast.FunctionDef) else []
-    texts += [argument.arg for argument in own if argument.arg.startswith("temp")]
+    texts = _divisors(verdict, spot, others)
     for part in logits.parts(1):
         for product in part.all(ast.BinOp):
             yield product.with_operator("/") if isinstance(product.node.op, ast.Mult) else None
@@ -335,6 +328,24 @@ def well() -> Evidence:
 SICK = LOOP.replace(
     "logits = model(ids)[:, prompts.shape[1] - 1:-1] / TEMPERATURE", "logits = model(ids)[:, prompts.shape[1] - 1:-1]"
 )
+
+
+def _divisors(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> list[str]:
+    """What the sampler divides by as the scoring may write it: its own name, a parameter, the number."""
+    found: list[Spot] = []
+    for draw in others[:1]:
+        given = draw.argument("temperature")
+        products = [] if given is not None else Spot(draw.text, draw.function).all(ast.BinOp)
+        found += [given] if given is not None else []
+        found += [part.child(part.node.right) for part in products if isinstance(part.node.op, ast.Div)]
+    own = spot.function.args.args if isinstance(spot.function, ast.FunctionDef) else []
+    texts = [argument.arg for argument in own if argument.arg.startswith("temp")]
+    texts += [
+        divisor.source for divisor in found if re.fullmatch(r"[\w.]*(temp|tau)\w*", divisor.source, re.IGNORECASE)
+    ]
+    number = re.search(r"drawn at temperature ([\d.]+)", verdict.message)
+    return texts or ([number[1]] if number else [])
+
 
 ILLNESS = illness(
     __name__,
