@@ -1,7 +1,7 @@
 """Findings in scripts --> the same with an edit where one is proven.
 
-An illness proposes edits; one is kept if the script, read again with it, parses, is called healthy by the same check, has
-no other finding than before, and nothing that was healthy before went out of sight.
+An illness proposes edits; one is kept if the script, read again with it, parses, is called healthy by the same check,
+has no other finding than before, and nothing that was healthy before went out of sight.
 """
 
 from __future__ import annotations

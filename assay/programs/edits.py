@@ -131,9 +131,11 @@ class Spot:
     def is_method(self) -> bool:
         """Whether a call is x.f() of a value, not f() of a module."""
         function = self.node.func if isinstance(self.node, ast.Call) else None
-        return isinstance(function, ast.Attribute) and not (
-            isinstance(function.value, ast.Name) and function.value.id in self.modules
-        )
+        root = function
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        is_of_module = isinstance(root, ast.Name) and root.id in self.modules
+        return isinstance(function, ast.Attribute) and not is_of_module
 
     @property
     def modules(self) -> set[str]:
@@ -206,7 +208,10 @@ class Spot:
         ):
             return None
         around = {self.text.tree, *(spot.node for spot in self.outside)}
-        return self.child(holder.node.value) if self.text.around.get(holder.node) in around else None
+        block = self.text.around.get(holder.node)
+        while isinstance(block, ast.With):  # which always runs
+            block = self.text.around.get(block)
+        return self.child(holder.node.value) if block in around else None
 
     def parts(self, depth: int = 3) -> Iterator[Spot]:
         """Itself and what its names were bound to, and their names, up to a depth."""

@@ -142,7 +142,8 @@ WELL = with_change(
 def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
     """The wrapper in place of what is inside of it."""
     for part in (spot, *others[:1]):
-        for inner in part.all(ast.Attribute):
+        inside = [inner for found in part.parts(1) for inner in found.all(ast.Attribute)]
+        for inner in inside:
             if inner.node.attr == "module":
                 is_forward = isinstance(inner.parent.node, ast.Attribute) and inner.parent.node.attr == "forward"
                 end = (inner.parent if is_forward else inner).span[2:]

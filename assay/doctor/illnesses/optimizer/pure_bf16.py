@@ -111,11 +111,11 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
     for name in ("dtype", "torch_dtype"):
         given = spot.argument(name)
         yield given.becomes("torch.float32", safe=False) if given is not None else None
-    is_cast = spot.is_method and spot.name in ("bfloat16", "to")
-    yield spot.without_call(safe=False) if is_cast else None
-    for around in islice(spot.outside, 2):
-        is_cast = isinstance(around.node, ast.Call) and around.is_method and around.name in ("bfloat16", "to")
-        yield around.without_call(safe=False) if is_cast else None
+    for call in (spot, *islice(spot.outside, 2)):
+        if isinstance(call.node, ast.Call) and call.is_method and call.name in ("bfloat16", "to"):
+            name = call.node.func
+            line, column = call.child(name).span[2:]
+            yield call.text.edit((line, column - len(name.attr), *call.span[2:]), "float()", safe=False)
 
 
 ILLNESS = illness(
