@@ -117,7 +117,7 @@ class Verdict:
     fix: str = ""  # "": the illness's own
     places: tuple[Place, ...] = ()
     why: tuple[str, ...] = ()
-    edit: Edit | None = None  # doctor/mend.py gives it
+    edit: Edit | None = None  # doctor/prove_edits.py gives it
     found_at: tuple[Place, ...] = ()  # of several findings that were put together, the place of each
     examples: tuple[str, ...] = ()  # evidence in words: a text, and the reward that it got
 

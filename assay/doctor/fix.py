@@ -1,8 +1,8 @@
 """`assay doctor --fix` and `--diff`: scripts --> the same with their safe edits.
 
-Every edit is proven before it is written (mend.py). The first root cause that has one is mended; then the script is
-read again, since what followed from it is gone, until nothing more can be done. A file is replaced as a whole or not at
-all, and keeps its bytes wherever it is not edited.
+Every edit is proven before it is written (prove_edits.py). The first root cause that has one is fixed; then the script
+is read again, since what followed from it is gone, until nothing more can be done. A file is replaced as a whole or not
+at all, and keeps its bytes wherever it is not edited.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from assay.doctor.catalogue import Illness
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.evidence.open import input_paths
-from assay.doctor.mend import Script, with_edits
+from assay.doctor.prove_edits import Script, with_edits
 from assay.doctor.report.frame import unified
 from assay.machine import durable
 from assay.machine.user_error import UserError

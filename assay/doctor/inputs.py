@@ -14,7 +14,7 @@ from assay.doctor.catalogue import KINDS, Illness, by_code, catalogue, illnesses
 from assay.doctor.diagnosis import NOTHING, Diagnosis, diagnose, root_causes
 from assay.doctor.evidence import Evidence
 from assay.doctor.evidence.open import input_paths, open_evidence
-from assay.doctor.mend import with_edits
+from assay.doctor.prove_edits import with_edits
 from assay.doctor.report import NO_TRAINING, Crash, Report
 from assay.doctor.report.select import nearest
 from assay.machine.terminal import ProgressLine

@@ -10,7 +10,7 @@ from assay.doctor.catalogue import catalogue
 from assay.doctor.command import exit_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
-from assay.doctor.mend import with_edits
+from assay.doctor.prove_edits import with_edits
 from assay.doctor.report import Report, write
 from assay.doctor.report.select import select
 from assay.machine.faults import FAULTS

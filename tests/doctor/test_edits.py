@@ -9,7 +9,7 @@ from assay.doctor.catalogue import by_code, catalogue
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
 from assay.doctor.examples.scripts import GENERATE, GRPO, IN_PARTS, LOOP, WHOLE
-from assay.doctor.mend import Script
+from assay.doctor.prove_edits import Script
 from assay.programs.edits import applied
 from assay.programs.read.script import read_program
 

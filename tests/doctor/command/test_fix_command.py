@@ -76,13 +76,13 @@ def test_several_edits_of_one_file_are_made_together(tmp_path):
     )
 
 
-def test_the_example_is_mended_whole(tmp_path):
+def test_the_example_is_fixed_whole(tmp_path):
     path = script(tmp_path, BROKEN.read_bytes())
     assert doctor("--fix", path, "--fail-on", "note").exit_code == 0
     assert "0 findings" in doctor(path).stdout
 
 
-def test_only_chosen_checks_are_mended(tmp_path):
+def test_only_chosen_checks_are_fixed(tmp_path):
     path = script(tmp_path, TWICE)
     doctor("--fix", path, "--select", "ADV04")
     assert path.read_text() == SICK
@@ -108,7 +108,7 @@ def test_an_edit_with_a_choice_in_it_is_shown_and_left(tmp_path):
     assert "look at it first: --fix leaves it to you" in doctor(path).stdout
 
 
-def test_what_a_comment_silences_is_not_mended(tmp_path):
+def test_what_a_comment_silences_is_not_fixed(tmp_path):
     text = SICK.replace("torch.exp(old - new)", "torch.exp(old - new)  # assay: ignore[RAT04] meant so")
     path = script(tmp_path, text)
     assert doctor("--fix", path).stderr.splitlines()[0] == "no edits made"
@@ -155,8 +155,8 @@ def test_lines_that_are_added_end_as_the_others_do(tmp_path):
     text = by_code("LOSS04").scripts.sick.replace("        optimizer.zero_grad()\n", "").replace("\n", "\r\n")
     path = script(tmp_path, text)
     doctor("--fix", path)
-    mended = path.read_bytes().decode()
-    assert mended == text.replace("optimizer.step()\r\n", "optimizer.step()\r\n        optimizer.zero_grad()\r\n")
+    fixed = path.read_bytes().decode()
+    assert fixed == text.replace("optimizer.step()\r\n", "optimizer.step()\r\n        optimizer.zero_grad()\r\n")
 
 
 def test_the_mode_is_kept_and_a_link_stays_a_link(tmp_path):

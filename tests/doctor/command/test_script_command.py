@@ -12,7 +12,7 @@ from assay.cli import app
 from assay.doctor.catalogue import by_code, catalogue
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
-from assay.doctor.mend import with_edits
+from assay.doctor.prove_edits import with_edits
 from assay.programs.edits import applied
 from assay.programs.read.script import read_program
 
