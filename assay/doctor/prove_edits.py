@@ -6,12 +6,12 @@ has no other finding than before, and nothing that was healthy before went out o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from assay.doctor.catalogue import illnesses_looking_at
+from assay.doctor.catalogue import Edits, illnesses_looking_at
 from assay.doctor.diagnosis import Diagnosis, Word, diagnose
 from assay.doctor.evidence import Evidence
 from assay.machine.faults import FAULTS
@@ -19,7 +19,7 @@ from assay.programs.edits import Spot, Text, applied
 from assay.programs.program import Program
 from assay.programs.read.script import read_program
 from assay.programs.read.text import SourceError, decoded, read_bytes, read_module
-from assay.verdict import Confidence, Edit, Place, State
+from assay.verdict import Confidence, Edit, Place, State, Verdict
 
 MOST_CANDIDATES = 6  # of one finding: each costs a reading of the whole program
 _BLIND = (State.NOT_APPLICABLE, State.NOT_ENOUGH_DATA, State.CRASHED)
@@ -88,19 +88,22 @@ class Script:
 
     def edit_of(self, word: Word) -> Edit | None:
         """The first proposed edit that ends the finding; a merely possible finding has none that is safe."""
-        verdict = word.verdict
-        if word.illness.edits is None or not verdict.places or not _count(self.words.get(word.code)):
+        known = self.words.get(word.code)
+        if word.illness.edits is None or known is None or not _count(known):
             return None
-        spots = [self.at(place) for place in verdict.places]
-        if spots[0] is None:
-            return None
-        others = [spot for spot in spots[1:] if spot is not None]
-        candidates = (edit for edit in word.illness.edits(verdict, spots[0], others) if edit is not None)
-        for edit in islice(candidates, MOST_CANDIDATES):
+        verdicts = [word.verdict] if word.verdict == known.verdict else [word.verdict, known.verdict]
+        for edit in islice(self._proposed(word.illness.edits, verdicts), MOST_CANDIDATES):
             if self.is_cured([edit], {word.code}):
-                is_safe = edit.safe and word.confidence is not Confidence.POSSIBLE
-                return replace(edit, safe=is_safe)
+                return replace(edit, safe=edit.safe and word.confidence is not Confidence.POSSIBLE)
         return None
+
+    def _proposed(self, edits: Edits, verdicts: Sequence[Verdict]) -> Iterator[Edit]:
+        """Where a run saw it, then where the text shows it."""
+        for verdict in verdicts:
+            spots = [self.at(place) for place in verdict.places]
+            if spots and spots[0] is not None:
+                others = [spot for spot in spots[1:] if spot is not None]
+                yield from (edit for edit in edits(verdict, spots[0], others) if edit is not None)
 
 
 def with_edits(diagnosis: Diagnosis, programs: Sequence[Program], texts: Mapping[Path, str] | None = None) -> Diagnosis:

@@ -376,6 +376,14 @@ class Spot:
         span = self.operator()
         return None if span is None else self.text.edit(span, sign, safe=safe)
 
+    def cast_to_float(self, *, safe: bool = True) -> Edit | None:
+        """x.bfloat16(), x.to(torch.float16) --> x.float(); None of another call, or one that also moves x."""
+        is_cast = self.name in ("bfloat16", "half") or (self.name in ("to", "type") and self.axes.endswith("float16"))
+        if not self.is_method or not is_cast or "," in self.axes:
+            return None
+        line, column = self.child(self.node.func).span[2:]
+        return self.text.edit((line, column - len(self.name), *self.span[2:]), "float()", safe=safe)
+
     def without_call(self, *, safe: bool = True) -> Edit | None:
         """x.f() --> x."""
         receiver = self.receiver if self.is_method else None

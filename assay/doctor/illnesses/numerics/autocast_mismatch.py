@@ -169,10 +169,7 @@ def _dtype(forward: Forward) -> str:
 
 def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
     """Both passes without autocast; no cast on one side."""
-    if spot.is_method and spot.name in ("bfloat16", "half", "to", "type"):
-        receiver = spot.node.func
-        line, column = spot.child(receiver).span[2:]
-        yield spot.text.edit((line, column - len(receiver.attr), *spot.span[2:]), "float()")
+    yield spot.cast_to_float()
     for around in spot.outside:
         for item in around.node.items if isinstance(around.node, ast.With) else ():
             yield around.without_item(item) if around.child(item.context_expr).name == "autocast" else None

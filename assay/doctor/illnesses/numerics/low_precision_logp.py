@@ -138,10 +138,7 @@ def _softmax(value: Value) -> Sight | None:
 
 def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
     """The cast before the softmax to float32."""
-    if spot.is_method and spot.name in ("bfloat16", "half", "to", "type"):
-        receiver = spot.node.func
-        line, column = spot.child(receiver).span[2:]
-        yield spot.text.edit((line, column - len(receiver.attr), *spot.span[2:]), "float()")
+    yield spot.cast_to_float()
     for call in (spot, *others):
         about = call.receiver
         if call.name in ("log_softmax", "softmax", "logsumexp", "cross_entropy") and about is not None:

@@ -28,7 +28,6 @@ purpose.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -112,10 +111,7 @@ def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit
         given = spot.argument(name)
         yield given.becomes("torch.float32", safe=False) if given is not None else None
     for call in (spot, *islice(spot.outside, 2)):
-        if isinstance(call.node, ast.Call) and call.is_method and call.name in ("bfloat16", "to"):
-            name = call.node.func
-            line, column = call.child(name).span[2:]
-            yield call.text.edit((line, column - len(name.attr), *call.span[2:]), "float()", safe=False)
+        yield call.cast_to_float(safe=False)
 
 
 ILLNESS = illness(
