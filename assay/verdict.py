@@ -92,7 +92,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A suggested change of the text at a place: safe means that it cannot break what works."""
+    """A change of the text at a place, after which the finding is gone: an empty place is one to insert at.
+
+    `safe` means that nothing is left to choose: `assay doctor --fix` writes it.
+    """
 
     place: Place
     replacement: str
@@ -115,7 +118,7 @@ class Verdict:
     fix: str = ""  # "": the illness's own
     places: tuple[Place, ...] = ()
     why: tuple[str, ...] = ()
-    edit: Edit | None = None
+    edit: Edit | None = None  # doctor/prove_edits.py gives it
     found_at: tuple[Place, ...] = ()  # of several findings that were put together, the place of each
     examples: tuple[str, ...] = ()  # evidence in words: a text, and the reward that it got
     is_direct: bool = False  # a curve that is the thing itself (NaN, a rate of 0), so it may be surer than possible
@@ -130,10 +133,9 @@ def finding(
     fix: str = "",
     places: tuple[Place, ...] = (),
     why: tuple[str, ...] = (),
-    edit: Edit | None = None,
     examples: tuple[str, ...] = (),
 ) -> Verdict:
-    return Verdict(State.FINDING, message, facts, confidence, severity, fix, places, why, edit, examples=examples)
+    return Verdict(State.FINDING, message, facts, confidence, severity, fix, places, why, examples=examples)
 
 
 def seen_directly(
@@ -147,11 +149,9 @@ def seen_directly(
     return Verdict(State.FINDING, message, facts, confidence, severity, fix, is_direct=True)
 
 
-def likely(
-    message: str, *, places: tuple[Place, ...], why: tuple[str, ...] = (), fix: str = "", edit: Edit | None = None
-) -> Verdict:
+def likely(message: str, *, places: tuple[Place, ...], why: tuple[str, ...] = (), fix: str = "") -> Verdict:
     """A finding in the text of a script: a pattern that has one usual cause, since no text proves what a run does."""
-    return finding(message, confidence=Confidence.LIKELY, places=places, why=why, fix=fix, edit=edit)
+    return finding(message, confidence=Confidence.LIKELY, places=places, why=why, fix=fix)
 
 
 def suspected(message: str, *, confidence: Confidence = Confidence.LIKELY, **where: Any) -> Verdict:

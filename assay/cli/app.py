@@ -18,7 +18,7 @@ from assay.machine.user_error import UserError
 
 # groups of commands, and of options, in the help
 TRAIN, PREPARE, DIAGNOSE = "Train", "Prepare", "Diagnose"
-SETTINGS, AMOUNT, CHECKS, OUTPUT = "Settings", "How much", "Checks", "Output"
+SETTINGS, AMOUNT, CHECKS, OUTPUT, EDITS = "Settings", "How much", "Checks", "Output", "Edits"
 
 
 class _WithPlainFlags:

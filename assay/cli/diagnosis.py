@@ -9,7 +9,20 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.app import ALL_PASSES, AS_JSON, CHECKS, DIAGNOSE, FORMAT, IGNORE, OUTPUT, SELECT, TRUST, verb
+from assay.cli.app import (
+    ALL_PASSES,
+    AS_JSON,
+    CHECKS,
+    DIAGNOSE,
+    EDITS,
+    FORMAT,
+    IGNORE,
+    OUTPUT,
+    SELECT,
+    TRUST,
+    fail,
+    verb,
+)
 
 
 class Format(StrEnum):
@@ -57,6 +70,20 @@ def doctor(
         Path | None,
         typer.Option(metavar="FILE", help="Writes the report to this file instead of stdout.", rich_help_panel=OUTPUT),
     ] = None,
+    fix: Annotated[
+        bool,
+        typer.Option(
+            "--fix", help="Makes the safe edits in the given scripts and prints their diff.", rich_help_panel=EDITS
+        ),
+    ] = False,
+    diff: Annotated[
+        bool,
+        typer.Option(
+            "--diff",
+            help="Prints that diff and writes nothing; exit code 1 if there is one, else 0.",
+            rich_help_panel=EDITS,
+        ),
+    ] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Says what is wrong with a run, a script or a log.
@@ -66,6 +93,10 @@ def doctor(
     from assay.doctor import command
 
     codes = {"chosen": chosen or [], "ignored": ignored or []}
+    if fix or diff:
+        if out is not None or recompute or how is not Format.FULL:
+            fail("--fix and --diff print a diff of scripts; leave out --format, --out and --recompute", 2)
+        raise typer.Exit(command.run_fix(paths, writes=fix and not diff, fail_on=fail_on, **codes))
     again = None
     if recompute:
         from assay.train.recompute import recompute_run

@@ -44,6 +44,8 @@ EXAMPLES = {
     "doctor": (
         "assay doctor runs/sort",
         "assay doctor examples/broken_grpo.py --why",
+        "assay doctor --diff examples/broken_grpo.py",
+        "assay doctor --fix grpo.py",
         "assay doctor trainer_state.json",
         "assay doctor runs/sort --select ADV,RAT --explain-all-passes",
         "assay doctor runs/sort --recompute",

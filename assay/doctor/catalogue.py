@@ -15,9 +15,10 @@ from functools import cache, wraps
 from typing import Any
 
 from assay.doctor.evidence import Batch, Curves, Evidence, RewardTrial
+from assay.programs.edits import Spot
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Place, Severity, State, Verdict
+from assay.verdict import Edit, Place, Severity, State, Verdict
 
 HEADINGS = ("What it checks", "Why it hurts", "How to fix it", "When it is wrong")
 
@@ -28,6 +29,8 @@ CurvesCheck = Callable[[Curves], Verdict]
 SourceCheck = Callable[[Program], Iterable[Verdict]]
 RunCheck = Callable[[WatchedRun], Iterable[Verdict]]
 RewardCheck = Callable[[RewardTrial], Verdict]
+# how the text may have to change, the likeliest first: what stands at the finding's place, and at its other places
+Edits = Callable[[Verdict, Spot, Sequence[Spot]], Iterable[Edit | None]]
 KINDS = (
     "batch",
     "batches",
@@ -62,6 +65,7 @@ class Illness:
     run: RunCheck | None = None
     reward: RewardCheck | None = None
     batches: BatchesCheck | None = None
+    edits: Edits | None = None
     explains: frozenset[str] = frozenset()  # codes whose findings follow from this one
     explained_by: frozenset[str] = frozenset()  # of a law: families and codes that are a cause of its finding
     symptoms: tuple[str, ...] = ()  # what a user sees, in the words that a user types into a search
@@ -89,13 +93,15 @@ def illness(module_name: str, **words: Any) -> Illness:
     """The illness of a file, which calls this with its `__name__` at its end.
 
     The file's docstring is the explanation and its name is the illness's; its functions check_batch, check_curves,
-    check_source, check_run and check_reward are the checks. `words` are the other fields.
+    check_source, check_run and check_reward are the checks, `edits` the changes of a script that may end a finding.
+    `words` are the other fields.
     """
     module = sys.modules[module_name]
     checks: dict[str, Any] = {kind: getattr(module, f"check_{kind}", None) for kind in (*KINDS, "reward")}
     path = f"{module_name.replace('.', '/')}.py"
     words = {"name": module_name.rpartition(".")[2], **words}  # a law has a longer name than its file
-    return Illness(explanation=module.__doc__ or "", file=path, **checks, **words)
+    edits = getattr(module, "edits", None)
+    return Illness(explanation=module.__doc__ or "", file=path, edits=edits, **checks, **words)
 
 
 def one_per_place(check: SourceCheck) -> SourceCheck:

@@ -59,6 +59,40 @@ def run(
     return exit_code(reports, fail_on)
 
 
+def run_fix(
+    paths: Sequence[Path],
+    *,
+    writes: bool,
+    chosen: Sequence[str] = (),
+    ignored: Sequence[str] = (),
+    fail_on: str = "error",
+) -> int:
+    """Prints the diff of all safe edits, and writes them if it is asked to: all files, or none where one cannot be.
+
+    The exit code of --diff is 1 if there is anything to edit; that of --fix is of the findings that are left.
+    """
+    from assay.doctor import fix
+
+    fixed = fix.fix(paths, select(catalogue(), chosen, ignored))
+    if writes:
+        for original, _ in fixed.changed:
+            fix.require_writable(original.path)
+        fixed.write()
+    if fixed.changed:
+        print_report("\n".join(escape(line) for line in fixed.diff.split("\n")))
+    done = "made" if writes else "to make"
+    count = len(fixed.ended)
+    names = f" ({', '.join(dict.fromkeys(code for code, _ in fixed.ended))})" if fixed.ended else ""
+    print(f"{count or 'no'} edit{'s' * (count != 1)} {done}{names}", file=sys.stderr)
+    reports = [Report(str(path), diagnosis) for path, diagnosis in fixed.left]
+    for report in reports:
+        for word in report.diagnosis.findings:
+            place = word.verdict.edit.place if word.verdict.edit else next(iter(word.verdict.places), report.path)
+            why = "look at its edit first" if word.verdict.edit else "no mechanical edit"
+            print(f"left: {escape(str(place))} {word.code} {word.illness.name} ({why})", file=sys.stderr)
+    return exit_code(reports, fail_on) if writes else int(bool(fixed.changed))
+
+
 def exit_code(reports: Sequence[Report], fail_on: str) -> int:
     """1: a finding at `fail_on` or above it; else 3: something of ours crashed; else 2: an input could not be read.
 

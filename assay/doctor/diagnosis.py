@@ -20,7 +20,7 @@ from assay.doctor.evidence.usable import usable
 from assay.doctor.facts.trend import STEPS
 from assay.machine.faults import FAULTS
 from assay.programs.program import Program
-from assay.verdict import LOUD, Confidence, Edit, Missing, Severity, State, Verdict, not_applicable, not_enough_data
+from assay.verdict import LOUD, Confidence, Missing, Severity, State, Verdict, not_applicable, not_enough_data
 
 NOTHING = "nothing of the kind was recognised in the script"
 _NEEDED = {
@@ -240,25 +240,10 @@ def _strongest(illness: Illness, verdicts: Sequence[Verdict], piece: Any) -> Ver
         each = tuple(dict.fromkeys(place for verdict in found for place in verdict.places[:1]))
         places = (*first.places, *(place for place in each if place not in first.places))
         settled = all(finding.is_settled_by_numbers for finding in found)
-        edit = _applicable(first.edit, piece)
-        return replace(first, places=places, found_at=each, edit=edit, is_settled_by_numbers=settled)
+        return replace(first, places=places, found_at=each, is_settled_by_numbers=settled)
     if findings:
         return not_applicable("a comment in the script asks to ignore it")
     return max(verdicts, key=lambda verdict: LOUD[verdict.state], default=not_applicable(NOTHING))
-
-
-def _applicable(edit: Edit | None, piece: Any) -> Edit | None:
-    """None where the replacement would repeat a text that was read in part, or call torch where it has another name."""
-    if edit is None:
-        return None
-    place = edit.place
-    is_in_part = place.text.endswith("..") or "*..." in place.text or place.end_line > place.line
-    if is_in_part and place.text in edit.replacement:
-        return None
-    if edit.replacement.startswith("torch.") and isinstance(piece, Program):
-        imported = [fact.place for fact in piece.of("library") if fact.place.file == place.file]
-        return edit if any(library.text.split(".")[0] == "torch" for library in imported) else None
-    return edit
 
 
 def _is_ignored(illness: Illness, verdict: Verdict, piece: Any) -> bool:

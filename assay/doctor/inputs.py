@@ -14,6 +14,7 @@ from assay.doctor.catalogue import KINDS, Illness, by_code, catalogue, illnesses
 from assay.doctor.diagnosis import NOTHING, Diagnosis, diagnose, root_causes
 from assay.doctor.evidence import Evidence
 from assay.doctor.evidence.open import input_paths, open_evidence
+from assay.doctor.prove_edits import with_edits
 from assay.doctor.report import NO_TRAINING, Crash, Report
 from assay.doctor.report.select import nearest
 from assay.machine.terminal import ProgressLine
@@ -62,7 +63,7 @@ def _report(path: Path, illnesses: Sequence[Illness], recompute: Recompute | Non
                 # of equal words the last batch's counts
                 batches = (*evidence.batches, *recompute(path, left_out.append))
                 evidence = replace(evidence, batches=batches, notes=(*evidence.notes, *left_out))
-            diagnosis = diagnose(evidence, illnesses)
+            diagnosis = with_edits(diagnose(evidence, illnesses), evidence.programs)
             notes = [note for program in evidence.programs for note in _of_comments(program, illnesses)]
             if evidence.programs and _is_no_training(evidence, diagnosis, illnesses):
                 notes.insert(0, NO_TRAINING)

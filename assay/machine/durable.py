@@ -23,13 +23,17 @@ _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 _LINK = errno.ELOOP  # where links are not followed
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """The file with these bytes, on disk when this returns. A failure leaves what stood there before."""
+def replace_file(path: Path, data: bytes, *, mode: int | None = None) -> None:
+    """The file with these bytes, on disk when this returns. A failure leaves what stood there before.
+
+    `mode` are its permissions; None: those of a new file."""
     aside = path.with_name(ASIDE + path.name)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(aside)  # a leftover may be a link or a pipe: never write through it
         write_file(aside, data)
+        if mode is not None:
+            os.chmod(aside, mode)
         os.rename(aside, path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -12,6 +12,7 @@ from assay.doctor.catalogue import catalogue
 from assay.doctor.command import exit_code
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.prove_edits import with_edits
 from assay.doctor.report import Report, write
 from assay.doctor.report.select import select
 from assay.machine.faults import FAULTS
@@ -27,7 +28,7 @@ def report(run: WatchedRun, settings: Mapping[str, Any], curves: Curves | None =
     """{text, counts, code, findings}: `text` in the chosen format; `code` is the exit code of the findings."""
     evidence = replace(evidence_of(run), curves=curves)
     illnesses = select(catalogue(), settings["chosen"], settings["ignored"])
-    diagnosis = diagnose(evidence, illnesses)
+    diagnosis = with_edits(diagnose(evidence, illnesses), evidence.programs)
     result = Report.of(run.script, evidence, diagnosis)
     how = settings["how"]
     text = write([result], how, width=settings["width"], colour=settings["colour"], all_passes=settings["all_passes"])

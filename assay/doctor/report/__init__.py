@@ -14,6 +14,7 @@ from pathlib import Path
 
 from assay.doctor.diagnosis import Diagnosis, Word
 from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.report.frame import Lines, read_lines
 from assay.machine.terminal import escape, quote
 from assay.record import METRICS_FILE
 from assay.verdict import Fact, State, Verdict
@@ -55,13 +56,15 @@ class Report:
     quotes: tuple[str, ...] = field(default=(), repr=False)  # prompts and completions as `quote`, the longest first
     unread: str = ""  # the sentence on why nothing of it could be read
     crash: Crash | None = None
+    lines: Lines = field(default_factory=dict, repr=False)  # of the files that findings point at
 
     @classmethod
     def of(cls, path: str, evidence: Evidence, diagnosis: Diagnosis) -> Report:
         texts = {text for batch in evidence.batches for rows in _private(batch) for text in rows if text}
         quotes = sorted(set(map(quote, texts)), key=lambda quote: (-len(quote), quote))
         is_empty = not (evidence.batches or evidence.curves or evidence.programs or evidence.run or evidence.reward)
-        return cls(path, diagnosis, _looked_at(evidence), is_empty, tuple(quotes))
+        lines = read_lines(diagnosis) if evidence.programs else {}
+        return cls(path, diagnosis, _looked_at(evidence), is_empty, tuple(quotes), lines=lines)
 
     @property
     def kind(self) -> str:

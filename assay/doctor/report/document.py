@@ -13,6 +13,7 @@ from typing import Any
 from assay import __version__
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import Report, missing_names, step_of
+from assay.doctor.report.frame import diff
 from assay.doctor.report.summary import totals
 from assay.machine.terminal import json_without_commands
 from assay.verdict import Fact, Place, State
@@ -88,6 +89,7 @@ def _finding(report: Report, word: Word) -> dict[str, Any]:
     if word.verdict.edit is not None:
         edit = word.verdict.edit
         mapping["edit"] = {"place": _place(edit.place), "replacement": edit.replacement, "safe": edit.safe}
+        mapping["edit"]["diff"] = "\n".join(diff(edit, report.lines))
     step = step_of(word.verdict.facts)
     return mapping if step is None else {**mapping, "step": step}
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import NO_TRAINING, Report, escape, file_and_cell
+from assay.doctor.report.frame import diff
 from assay.doctor.report.summary import sum_up
 from assay.verdict import State
 
@@ -26,6 +27,7 @@ def write(reports: Sequence[Report]) -> str:
                 *(escape(str(fact)) for fact in word.verdict.facts),
                 *([f"follows from {cause}"] if cause else []),
                 f"fix: {escape(word.fix)}",
+                *([] if word.verdict.edit is None else diff(word.verdict.edit, report.lines)),
             ]
             lines.append(command(_COMMANDS[word.level], {"title": title, **_where(report, word)}, "\n".join(message)))
         for word in report.diagnosis.of(State.CRASHED):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import NO_TRAINING, Report, escape
+from assay.doctor.report.frame import diff
 from assay.doctor.report.summary import missing_in_short, sum_up
 from assay.doctor.report.text import MOST_CLEAN
 from assay.verdict import State
@@ -87,17 +88,19 @@ def _finding(report: Report, word: Word, why: bool) -> list[str]:
         *(f"- {plain(str(place))}: {plain(place.text)}" for place in word.verdict.places),
         *(f"- why: {plain(sentence)}" for sentence in word.verdict.why if why),
         f"- fix: {plain(word.fix)}",
-        *_edit(word),
         f"- more: `assay explain {word.code}`",
     ]
     for follower in report.diagnosis.consequences(word.code):
         lines.append(f"- follows from it: {_title(follower)}: {plain(follower.verdict.message)}")
-    return lines
+    return [*lines, *_edit(report, word)]
 
 
-def _edit(word: Word) -> list[str]:
+def _edit(report: Report, word: Word) -> list[str]:
+    """A block that is longer than any run of backticks in it."""
     edit = word.verdict.edit
-    return [] if edit is None else [f"- edit {plain(f'{edit.place}: {edit.place.text} -> {edit.replacement}')}"]
+    shown = [] if edit is None else diff(edit, report.lines)
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", "\n".join(shown))), default=0))
+    return ["", f"{fence}diff", *shown, fence] if shown else []
 
 
 def _facts(word: Word, indent: str = "") -> list[str]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import NO_TRAINING, Report, escape
+from assay.doctor.report.frame import diff, frame
 from assay.doctor.report.summary import missing_in_short, sum_up
-from assay.verdict import Severity, State
+from assay.verdict import Edit, Severity, State
 
 _COLOURS = {Severity.FATAL: "31;1", Severity.HARMFUL: "33;1", Severity.WASTEFUL: "36"}
 _BOLD = "1"
@@ -154,9 +155,7 @@ def _finding(report: Report, word: Word, width: int, colour: bool, why: bool) ->
     lines += _places(report, word, width, why)
     lines += wrap(f"fix: {word.fix}", width, _INDENT, _INDENT)
     if word.verdict.edit is not None:
-        edit = word.verdict.edit
-        sentence = f"edit {edit.place}: {edit.place.text} -> {edit.replacement}"
-        lines += wrap(sentence, width, _INDENT, f"{_INDENT}  ")
+        lines += [f"{_INDENT}{line}" for line in suggestion(word.verdict.edit, report)]
     lines.append(f"{_INDENT}more: assay explain {word.code}")
     for follower in report.diagnosis.consequences(word.code):
         sentence = f"follows from it: {_title(follower)}: {follower.verdict.message}"
@@ -174,15 +173,28 @@ def _places(report: Report, word: Word, width: int, why: bool) -> list[str]:
         if not more and seen in (report.path, Path(report.path).name):
             return []
         return wrap(f"seen in {seen}{more}", width, f"{_INDENT}- ", f"{_INDENT}  ")
-    lines = wrap(f"{places[0]}  {places[0].text}", width, f"{_INDENT}> ", f"{_INDENT}  ")
-    for place in places[1:MOST_PLACES]:
+    edit = word.verdict.edit
+    first = places[0] if edit is None or edit.place.line == places[0].line else edit.place  # the cause before the sign
+    shown = frame(first, report.lines)
+    text = "" if shown else f"  {first.text}"
+    lines = wrap(f"{first}{text}", width, f"{_INDENT}> ", f"{_INDENT}  ")
+    lines += [f"{_INDENT}  {line}" for line in shown]
+    rest = places[1:] if first is places[0] else places
+    for place in rest[: MOST_PLACES - 1]:
         lines += wrap(f"see {place}  {place.text}", width, f"{_INDENT}- ", f"{_INDENT}  ")
-    if len(places) > MOST_PLACES:
-        lines.append(f"{_INDENT}- and {len(places) - MOST_PLACES} more places")
+    if len(rest) > MOST_PLACES - 1:
+        lines.append(f"{_INDENT}- and {len(rest) - MOST_PLACES + 1} more places")
     if why:
         for sentence in word.verdict.why:
             lines += wrap(f"why: {sentence}", width, f"{_INDENT}- ", f"{_INDENT}  ")
     return lines
+
+
+def suggestion(edit: Edit, report: Report) -> list[str]:
+    """The edit as a diff, under a line that says who writes it."""
+    who = "assay doctor --fix writes it" if edit.safe else "look at it first: --fix leaves it to you"
+    shown = diff(edit, report.lines, context=0)  # the frame shows what is around it
+    return [f"edit {escape(str(edit.place))} ({who}):", *(f"  {line}" for line in shown[2:])] if shown else []
 
 
 def _healthy(word: Word, width: int, most: int) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import tokenize
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,12 +30,16 @@ _INSTALLED = ("site-packages", "dist-packages")
 _IGNORE = re.compile(r"(?:^|\s)#\s*assay:\s*ignore(?![\w-])(?:\s*\[([^\]]*)(?:\]|$))?\s*(.*)", re.IGNORECASE)
 
 
-def read_program(path: Path) -> Program:
-    """Raises SourceError with one sentence where the script itself is not Python; siblings that are not are noted."""
+def read_program(path: Path, texts: Mapping[Path, str] | None = None) -> Program:
+    """Raises SourceError with one sentence where the script itself is not Python; siblings that are not are noted.
+
+    `texts`, by resolved path, are read in place of what the files hold.
+    """
+    texts = texts or {}
     found: dict[Path, Module | None] = {}
     notes: list[str] = []
     read = 0
-    main = read_module(path, "__main__")
+    main = read_module(path, "__main__", text=texts.get(path.resolve()))
     found[path.resolve()] = main
 
     def find(name: str, importer: Module) -> Module | None:
@@ -47,7 +52,8 @@ def read_program(path: Path) -> Program:
         known = file.resolve()
         if known not in found:
             try:
-                found[known] = module = read_module(file, name.lstrip(".") or file.stem, str(file))
+                name = name.lstrip(".") or file.stem
+                found[known] = module = read_module(file, name, str(file), texts.get(known))
                 read += len(module.lines)
             except SourceError as error:
                 notes.append(str(error))

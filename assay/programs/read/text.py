@@ -55,8 +55,20 @@ def scripts_in(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def read_module(path: Path, name: str, shown_as: str | None = None) -> Module:
+def read_module(path: Path, name: str, shown_as: str | None = None, text: str | None = None) -> Module:
+    """`text` is read in place of what the file of a script holds."""
     shown = shown_as or str(path)
+    if text is not None:
+        text, tree = _parsed_in_short(_plain(text), shown)
+        return Module(name, shown, text.split("\n"), tree)
+    raw = read_bytes(path, shown)
+    if path.suffix == ".ipynb":
+        return _notebook(raw, name, shown)
+    text, tree = _parsed_in_short(_plain(decoded(raw)[0]), shown)
+    return Module(name, shown, text.split("\n"), tree)
+
+
+def read_bytes(path: Path, shown: str) -> bytes:
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE + 1)
@@ -64,19 +76,16 @@ def read_module(path: Path, name: str, shown_as: str | None = None) -> Module:
         raise SourceError(f"{shown} could not be read: {reason_unread(error)}") from error
     if len(raw) > LARGEST_FILE:
         raise SourceError(f"{shown} is larger than {LARGEST_FILE // 1_000_000} MB and is not read as a script")
-    if path.suffix == ".ipynb":
-        return _notebook(raw, name, shown)
-    text, tree = _parsed_in_short(_decoded(raw), shown)
-    return Module(name, shown, text.split("\n"), tree)
+    return raw
 
 
-def _decoded(raw: bytes) -> str:
+def decoded(raw: bytes) -> tuple[str, str]:
+    """The text, and the encoding that it is written in."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
-        text = raw.decode(encoding)
+        return raw.decode(encoding), encoding
     except (SyntaxError, ValueError, LookupError):  # `# coding: undefined` raises a UnicodeError, which is a ValueError
-        text = raw.decode("latin-1")
-    return _plain(text)
+        return raw.decode("latin-1"), "latin-1"
 
 
 def _plain(text: str) -> str:

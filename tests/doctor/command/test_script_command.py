@@ -1,6 +1,5 @@
 """`assay doctor` on scripts as they lie about: beside logs, given twice, in notebooks; places and edits that hold."""
 
-import ast
 import json
 import os
 from pathlib import Path
@@ -13,6 +12,8 @@ from assay.cli import app
 from assay.doctor.catalogue import by_code, catalogue
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Evidence
+from assay.doctor.prove_edits import with_edits
+from assay.programs.edits import applied
 from assay.programs.read.script import read_program
 
 ILLNESSES = [one for one in catalogue() if one.source is not None]
@@ -50,16 +51,9 @@ def notebook(*cells):
 
 def edit_of(text, code, folder):
     program = read_program(written(folder, text))
-    (word,) = [one for one in diagnose(Evidence(programs=(program,)), ILLNESSES).findings if one.code == code]
+    diagnosis = with_edits(diagnose(Evidence(programs=(program,)), ILLNESSES), (program,))
+    (word,) = [one for one in diagnosis.findings if one.code == code]
     return word.verdict.edit
-
-
-def applied(edit, text):
-    lines, place = text.split("\n"), edit.place
-    assert place.line == place.end_line
-    line = lines[place.line - 1]
-    lines[place.line - 1] = line[: place.column] + edit.replacement + line[place.end_column :]
-    return "\n".join(lines)
 
 
 # which files are looked at
@@ -195,32 +189,21 @@ def test_what_a_comment_silences_is_told_with_its_reason(tmp_path):
 def test_columns_count_characters(tmp_path):
     text = SICK.replace(RATIO, RATIO.replace("ratio =", "\u4e2d = '\u00e4\u00f6\u00fc'; ratio ="))
     edit = edit_of(text, "RAT04", tmp_path)
-    assert applied(edit, text) == text.replace("old - new", "new - old")
+    assert applied(text, [edit]) == text.replace("old - new", "new - old")
 
 
-@pytest.mark.parametrize("illness", ILLNESSES, ids=lambda one: one.code)
-def test_a_suggested_edit_parses_and_ends_the_finding(illness, tmp_path):
-    edit = edit_of(illness.scripts.sick, illness.code, tmp_path)
-    if edit is None:
-        return
-    text = applied(edit, illness.scripts.sick)
-    ast.parse(text)
-    program = read_program(written(tmp_path, text))
-    assert not diagnose(Evidence(programs=(program,)), ILLNESSES).findings
-
-
-def test_no_edit_repeats_a_text_that_was_read_in_part_or_a_name_that_is_not_there(tmp_path):
+def test_an_edit_keeps_comments_and_long_texts_and_calls_torch_by_its_name(tmp_path):
     spread = by_code("ADV04").scripts.sick
     call = "rewards.std(dim=1, keepdim=True)"
     assert call in spread
-    assert edit_of(spread, "ADV04", tmp_path) is not None
-    commented = spread.replace(call, "rewards.std(\n            dim=1,  # a group\n            keepdim=True)")
-    assert edit_of(commented, "ADV04", tmp_path) is None
-    long = spread.replace(call, f"rewards.std(dim=1, {' ' * 20}unbiased={'not ' * 30}True, keepdim=True)")
-    assert edit_of(long, "ADV04", tmp_path) is None
+    for written_so in (
+        "rewards.std(\n            dim=1,  # a group\n            keepdim=True)",
+        f"rewards.std(dim=1, {' ' * 20}unbiased={'not ' * 30}True, keepdim=True)",
+    ):
+        text = spread.replace(call, written_so)
+        assert applied(text, [edit_of(text, "ADV04", tmp_path)]) == spread.replace(call, f"{written_so} + 1e-4")
     renamed = by_code("RAT08").scripts.sick.replace("import torch\n", "import torch as th\n").replace("torch.", "th.")
-    assert edit_of(by_code("RAT08").scripts.sick, "RAT08", tmp_path) is not None
-    assert edit_of(renamed, "RAT08", tmp_path) is None
+    assert edit_of(renamed, "RAT08", tmp_path).replacement == "th.exp(new - old)"
 
 
 def test_a_finding_in_a_cell_has_no_line_and_no_edit_of_the_file(tmp_path):
@@ -247,4 +230,6 @@ def test_a_cell_that_is_left_out_is_told(tmp_path):
 
 def test_markdown_holds_the_edit(tmp_path):
     page = doctor(written(tmp_path, SICK), "--format", "md").stdout
-    assert "grpo.py:29: old - new -&gt; new - old\n" in page
+    old, new = (f"        ratio = torch.exp({text})" for text in ("old - new", "new - old"))
+    assert f"\n-{old}\n+{new}\n" in page
+    assert page.count("```") == 2

@@ -26,12 +26,14 @@ contrastive loss) is not part of a policy's loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.examples.scripts import with_change
+from assay.programs.edits import Spot
 from assay.programs.facts.advantages.shapes import Shape, Shapes, enlarged
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value
@@ -40,7 +42,7 @@ from assay.programs.run.kinds import above
 from assay.programs.run.sight import sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Severity, Verdict, finding, healthy, likely
+from assay.verdict import Edit, Severity, Verdict, finding, healthy, likely
 
 BACKWARDS = 8  # of a run that are looked at: later ones come from the same lines
 ARITHMETIC = frozenset("add sub mul div pow minimum maximum min max where mse_loss".split())
@@ -121,6 +123,25 @@ def _crossed(value: Value, rows: set[int]) -> tuple[list[tuple[int, ...]], int]:
 
 
 WELL = with_change("rewards_of(ids[:, start:])", "torch.tensor([rewards_of(answer) for answer in ids[:, start:]])")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """One axis too many is taken away, where it was added or where it is used; one that is missing is added."""
+    if not isinstance(spot.node, ast.BinOp):
+        return
+    sides = [spot.child(spot.node.left), spot.child(spot.node.right)]
+    for side in sides:
+        for part in side.parts(1):
+            if part.name == "unsqueeze" and part.is_method:
+                yield part.without_call()
+            elif isinstance(part.node, ast.Subscript) and part.source.replace(" ", "").endswith("[:,None]"):
+                value = part.child(part.node.value)
+                yield part.text.edit((*value.span[2:], *part.span[2:]), "")
+    if "puts [B, 1] against [B]" in verdict.message:
+        yield sides[1].followed_by(".unsqueeze(1)")
+    if "puts [B] against [B, 1]" in verdict.message:
+        yield sides[1].followed_by(".squeeze(1)")
+
 
 ILLNESS = illness(
     __name__,

@@ -28,9 +28,10 @@ a group's mean. A price for length that explains the small differences of a rewa
 
 from __future__ import annotations
 
+import ast
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -51,6 +52,7 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
+from assay.programs.edits import Spot
 from assay.programs.facts.advantages.advantages import Scaling, is_advantage, is_guarded, is_small, plain, scalings
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -118,7 +120,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 confidence=Confidence.POSSIBLE if _is_whitening(program, scaling) else Confidence.LIKELY,
                 places=(scaling.value.place,),
                 why=_why(scaling),
-                edit=_edit(scaling),
             )
         else:
             yield healthy("the divisor of the advantages is kept from 0", places=(scaling.value.place,))
@@ -292,11 +293,6 @@ def _why(scaling: Scaling) -> tuple[str, ...]:
     )
 
 
-def _edit(scaling: Scaling) -> Edit | None:
-    place = scaling.value.given.get("other")
-    return None if place is None or scaling.value.op != "div" else Edit(place, f"({place.text} + 1e-4)")
-
-
 def check_curves(curves: Curves) -> Verdict:
     """Of a log that holds the smallest and the largest advantage of a step."""
     lowest_N, highest_N = curves.need("advantage_min", "advantage_max")
@@ -318,6 +314,20 @@ def _example(*, residue: float, difference: float) -> Evidence:
     trial = reward_evidence(groups=((0.0, difference),) * 4).reward
     curves = healthy_curves(advantage_min=-2.0, advantage_max=200 * residue)
     return Evidence((consistent(batch, advantages=advantages_B),), curves, reward=trial)
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """x / std --> x / (std + 1e-4); rsqrt(variance) --> rsqrt(variance + 1e-8)."""
+    if isinstance(spot.node, ast.BinOp) and isinstance(spot.node.op, ast.Div):
+        divisor = spot.child(spot.node.right)
+        yield divisor.as_part(f"{divisor.source} + 1e-4")
+    for call in spot.all(ast.Call):
+        about = call.receiver
+        if call.name in ("rsqrt", "sqrt") and about is not None:
+            yield about.as_part(f"{about.source} + 1e-8")
+        elif call.name in ("div", "divide", "true_divide") and len(call.node.args) > (0 if call.is_method else 1):
+            divisor = call.child(call.node.args[0 if call.is_method else 1])
+            yield divisor.becomes(f"{divisor.source} + 1e-4")
 
 
 ILLNESS = illness(

@@ -23,7 +23,8 @@ Process rewards, GDPO, a critic and parts of groups cannot be recomputed and are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -34,9 +35,10 @@ from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.advantages import STATED, has_whole_groups, nearest_advantages, other_kind, row_advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import is_known_whole
+from assay.programs.edits import Spot
 from assay.programs.facts.advantages.advantages import Scaling, is_advantage, level_of, plain, scalings, uncentred
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable
+from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, likely, not_applicable
 
 SELF_EVIDENT = ("parentheses", "variance", "sign flipped", "first rollout", "too late", "repeat")  # nobody means these
 COARSE = 0.05  # relative: a tolerance beyond it fits too much
@@ -185,6 +187,26 @@ def _fault(scaling: Scaling) -> str:
             if user.op == "sub" and other is not None and scaling.base in level_of(other):
                 return "the mean is subtracted after the division, in the units of the rewards"
     return ""
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """Parentheses around the difference, the std for the variance, the own reward taken out of the sum."""
+    node, around = spot.node, spot.parent
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+        return
+    above, below = spot.child(node.left), spot.child(node.right)
+    if isinstance(around.node, ast.BinOp) and isinstance(around.node.op, ast.Sub):
+        rewards = around.child(around.node.left if around.node.right is node else node.left)
+        mean = above if around.node.right is node else around.child(around.node.right)
+        yield around.becomes(f"({rewards.source} - {mean.within(2)}) / {below.within(3)}")
+    for part in below.parts(1):
+        for call in part.all(ast.Call):
+            yield call.renamed("std") if call.name == "var" else None
+        for power in part.all(ast.BinOp):
+            if isinstance(power.node.op, ast.Pow):
+                yield power.becomes(power.child(power.node.left).source)
+    if above.name == "sum" and above.receiver is not None and not above.axes:
+        yield above.as_part(f"{above.source} - {above.receiver.within(2)}")
 
 
 def sick() -> Evidence:

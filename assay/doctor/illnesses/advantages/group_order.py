@@ -25,6 +25,7 @@ prompt as prompt_id. The finding is only likely where prompts are known by their
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace as replaced
 
@@ -35,6 +36,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import GROUPS, SIZE, B, edit_batch, healthy_batch, of_batch, scored_behind
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.repeats import values_by_key
+from assay.programs.edits import Spot, interleaved, together
 from assay.programs.facts.advantages.advantages import weighs_policy
 from assay.programs.facts.advantages.groups import (
     Expansion,
@@ -48,7 +50,7 @@ from assay.programs.facts.advantages.groups import (
 )
 from assay.programs.program import Program
 from assay.programs.walk import peel
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_enough_data
+from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_enough_data
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -195,6 +197,22 @@ def _prompts_by_turns() -> Evidence:
         for name, column in batch.texts.items()
     }
     return of_batch(replaced(moved, texts=texts))
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """Each prompt repeated by itself; groups that are as long as a prompt has answers."""
+    yield from interleaved(spot)
+    for view in (spot, *others):
+        shape = view.node.args[-1] if isinstance(view.node, ast.Call) and view.node.args else None
+        sizes = shape.elts if isinstance(shape, ast.Tuple) else view.node.args if shape is not None else []
+        if view.name in ("unflatten", "reshape", "view") and len(sizes) == 2:
+            first, second = view.child(sizes[0]), view.child(sizes[1])
+            turned = together([first.becomes(second.source), second.becomes(first.source)], view.text)
+            is_transposed = isinstance(view.parent.node, ast.Attribute) and view.parent.node.attr == "T"
+            if is_transposed:
+                behind = view.text.edit((*view.span[2:], *view.parent.span[2:]), "")
+                turned = together([first.becomes(second.source), second.becomes(first.source), behind], view.text)
+            yield turned
 
 
 ILLNESS = illness(

@@ -24,7 +24,8 @@ possible. A batch that holds parts of groups has other means than the whole; it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -34,6 +35,7 @@ from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.advantages import centring, has_whole_groups, nearest_advantages, other_kind
 from assay.doctor.recompute.consistent import consistent
+from assay.programs.edits import Spot, together
 from assay.programs.facts.advantages.advantages import (
     Centring,
     centrings,
@@ -52,6 +54,7 @@ from assay.programs.read.things import Listing
 from assay.programs.walk import ancestors, peel
 from assay.verdict import (
     Confidence,
+    Edit,
     Fact,
     Severity,
     Verdict,
@@ -200,6 +203,23 @@ def _is_flat(centring: Centring, mean: Value) -> bool:
     if base.op in ("parameter", "attribute", "index", "element", "phi") or mean.context.loops != base.context.loops:
         return False
     return len(mean.context.loops) <= 1 and not is_centred_before(base)  # whitened after a baseline of the group
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """One mean or std of rows in groups becomes one for each group."""
+    if "shaped into groups" not in verdict.message:
+        return  # the rewards have no axis of groups
+    around = spot.parent if isinstance(spot.parent.node, ast.BinOp) else spot
+    whole = [
+        call
+        for part in around.parts(1)
+        for call in part.all(ast.Call)
+        if call.name in ("mean", "std") and not call.axes and call.receiver is not None
+    ]
+    axes = "axis=1, keepdims=True" if whole and whole[0].modules & {"np", "numpy"} else "dim=1, keepdim=True"
+    edited = {call.span: call.with_argument(axes) for call in whole}
+    yield together(edited.values(), spot.text)
+    yield from edited.values()
 
 
 def sick() -> Evidence:

@@ -25,7 +25,8 @@ possible. Advantages of a critic, of process rewards and of parts of groups are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +44,7 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
+from assay.programs.edits import Spot
 from assay.programs.facts.advantages.advantages import level_of, policy_weights, scalings, uncentred, weighs_policy
 from assay.programs.facts.advantages.baselines import has_baseline, raw_rewards
 from assay.programs.facts.advantages.groups import expansions
@@ -50,6 +52,7 @@ from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
+    Edit,
     Fact,
     Severity,
     Verdict,
@@ -166,6 +169,27 @@ def check_curves(curves: Curves) -> Verdict:
         f"in all {differs_N.sum()} steps with different advantages they are of one sign: no baseline is subtracted",
         fact,
     )
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """rewards / std --> (rewards - mean) / std, the mean over what the std is taken over."""
+    node = spot.node
+    is_quotient = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+    if not is_quotient and not (isinstance(node, ast.Call) and spot.name in ("div", "divide") and node.args):
+        return
+    base = spot.child(node.left) if is_quotient else spot.receiver
+    for part in spot.parts(2):
+        for call in part.all(ast.Call):
+            if base is not None and call.name == "std" and call.receiver is not None:
+                options = [word for word in ("unbiased", "correction", "ddof") if word in call.axes]
+                of = call.receiver.source
+                mean = call.source.replace(".std(", ".mean(", 1)
+                if not options and (of == base.source or isinstance(base.node, ast.Name)):
+                    yield (
+                        base.as_part(f"{base.within(1)} - {mean}")
+                        if is_quotient
+                        else base.becomes(f"{base.within(1)} - {mean}")
+                    )
 
 
 def sick() -> Evidence:

@@ -25,7 +25,9 @@ tokens are asked for, and all of them must have mean 0 and std 1 to a thousandth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,10 +37,21 @@ from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.examples.scripts import with_change
 from assay.doctor.recompute.advantages import row_advantages
 from assay.doctor.recompute.consistent import consistent
+from assay.programs.edits import Spot, together
 from assay.programs.facts.advantages.whitening import whitenings
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data, suspected
+from assay.verdict import (
+    Confidence,
+    Edit,
+    Fact,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_enough_data,
+    suspected,
+)
 
 MEAN = 1e-3  # of a whitened row: 0 except for rounding
 STD = 0.02  # around 1: an epsilon in the divisor takes a little off
@@ -104,6 +117,18 @@ def _by_position(batch: Batch) -> tuple[Array, Array]:
     mask_BT = batch.arrays["mask"]
     left_BT = mask_BT.sum(axis=1)[:, None] - 1 - np.arange(mask_BT.shape[1])
     return batch.arrays["advantages"][:, None] * np.where(mask_BT, 0.9 ** np.maximum(left_BT, 0), 0.0), mask_BT
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """Statistics of each row become those of the batch."""
+    calls = {
+        call.span: call
+        for part in spot.parts(1)
+        for call in part.all(ast.Call)
+        if call.name in ("mean", "std", "var", "sum") and call.axes and call.is_method
+    }
+    changed = [call.text.edit((*call.child(call.node.func).span[2:], *call.span[2:]), "()") for call in calls.values()]
+    yield together((replace(edit, safe=False) for edit in changed), spot.text)
 
 
 def sick() -> Evidence:

@@ -27,7 +27,8 @@ batch is left alone. GRPO has no critic.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -35,13 +36,25 @@ from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch, without_groups
 from assay.doctor.examples.scripts import GRPO
+from assay.programs.edits import Spot
 from assay.programs.facts.advantages.advantages import plain, scalings
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import descendants, walk
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable, not_enough_data
+from assay.verdict import (
+    Confidence,
+    Edit,
+    Fact,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    likely,
+    not_applicable,
+    not_enough_data,
+)
 
 TOKENS = 20  # fewer numbers are near any straight line
 NEAR_SPREAD = 1e-3  # relative to the spread: float32 leaves a thousandth of it
@@ -196,6 +209,17 @@ WELL = (
 SICK = WELL.replace("    returns = advantages + values\n", "").replace(
     "torch.rsqrt(spread + 1e-8)\n", "torch.rsqrt(spread + 1e-8)\n    returns = whitened + values\n"
 )
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The advantages before they were whitened, where they still have a name."""
+    whitened = others[0] if others else None
+    bases = [part for part in whitened.all(ast.BinOp) if isinstance(part.node.op, ast.Sub)] if whitened else []
+    for name in spot.all(ast.Name) if isinstance(spot.node, ast.BinOp) else ():
+        value = name.definition
+        if bases and value is not None and value.span == others[0].span:
+            yield name.becomes(bases[0].child(bases[0].node.left).source)
+
 
 ILLNESS = illness(
     __name__,

@@ -26,6 +26,7 @@ makes them agree, and the finding is only possible. A batch without identical ro
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace as replaced
 from typing import Literal
@@ -38,11 +39,12 @@ from assay.doctor.examples import GROUPS, SIZE, B, edit_batch, healthy_batch, of
 from assay.doctor.examples.scripts import GRPO
 from assay.doctor.facts.logprobs import row_spans
 from assay.doctor.facts.repeats import values_by_key
+from assay.programs.edits import Spot, interleaved
 from assay.programs.facts.advantages.axes import are_tokens_turned, reorderings
 from assay.programs.facts.rewards.pairing import mispairings, zips
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_enough_data
+from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_enough_data
 
 EQUAL_REWARDS = 1e-6  # of two rewards: float32 sums of the same components
 EQUAL_WITH_KL = 0.05  # where a KL is in the reward: two passes over one answer differ by rounding, more in bfloat16
@@ -197,6 +199,15 @@ def _with_twins() -> Batch:
     stated = ("eos_ids", "pad_id", "max_tokens", "max_reward", "min_reward")
     settings = {name: parts[0].settings[name] for name in stated}
     return Batch.of({**values, **settings, "step": 5}, texts=texts, source="example")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The rows in the order in which they were drawn."""
+    if spot.name in ("sorted", "reversed") and spot.receiver is not None:
+        yield spot.becomes(spot.receiver.source)
+    if isinstance(spot.node, ast.Subscript) and spot.child(spot.node.slice).source.replace(" ", "") == "::-1":
+        yield spot.becomes(spot.child(spot.node.value).source)
+    yield from interleaved(spot)
 
 
 def sick() -> Evidence:

@@ -28,6 +28,7 @@ silent.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -45,9 +46,10 @@ from assay.doctor.facts.context import (
     rows_as_sampled,
 )
 from assay.doctor.illnesses.alignment.position_ids import position_faults
+from assay.programs.edits import Spot
 from assay.programs.facts.masks.padding import padded_passes
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
+from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -155,6 +157,20 @@ def _padding_seen(columns: int) -> Evidence:
 
 
 SICK = GENERATE.replace("model(input_ids=ids, attention_mask=attention)", "model(input_ids=ids)")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The mask that the function was given and does not use: the one with "attention" in its name."""
+    function = spot.function
+    given = [argument.arg for argument in function.args.args] if isinstance(function, ast.FunctionDef) else []
+    used = {name.id for name in ast.walk(function) if isinstance(name, ast.Name)}
+    masks = [name for name in given if ("attn" in name or "mask" in name or "attention" in name) and name not in used]
+    if len(masks) == 1 and spot.argument("attention_mask") is None:
+        yield spot.with_argument(f"attention_mask={masks[0]}")
+    known = [name for name in {*used, *given} if ("attention" in name or "attn" in name) and spot.knows([name])]
+    if len(known) == 1 and spot.argument("attention_mask") is None:
+        yield spot.with_argument(f"attention_mask={known[0]}", safe=False)
+
 
 ILLNESS = illness(
     __name__,

@@ -23,13 +23,15 @@ and arithmetic make copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.examples.scripts import GENERATE
+from assay.programs.edits import Spot
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
@@ -37,7 +39,7 @@ from assay.programs.run.sight import is_mask, numbers_of, sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import follow, main_input, peel, walk
 from assay.record.batch import Array
-from assay.verdict import Severity, Verdict, finding, healthy, likely
+from assay.verdict import Edit, Severity, Verdict, finding, healthy, likely
 
 VIEWS = frozenset("view reshape squeeze unsqueeze transpose permute expand expand_as detach".split())
 IN_PLACE = ("zero_", "fill_", "masked_fill_", "mul_", "copy_", "logical_and_", "logical_or_", "clamp_")
@@ -225,6 +227,16 @@ SICK = GENERATE.replace(
     "    rewards = torch",
 )
 WELL = SICK.replace("loss_mask = attention\n", "loss_mask = attention.clone()\n")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """A copy where the second name is bound."""
+    for name in spot.all(ast.Name):
+        value = name.definition
+        yield value.followed_by(".clone()") if value is not None else None
+    for value in others:
+        yield value.followed_by(".clone()") if value.name in ("expand", "expand_as") else None
+
 
 ILLNESS = illness(
     __name__,

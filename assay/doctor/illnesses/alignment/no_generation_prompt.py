@@ -20,12 +20,13 @@ and are left alone. A few templates add it always.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GENERATE
+from assay.programs.edits import Spot
 from assay.programs.facts.sampling.prompts import prompts_of
 from assay.programs.facts.sampling.scoring import ancestors_and_lists, made_of
 from assay.programs.graph import UNKNOWN, Value
@@ -68,7 +69,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
             f"apply_chat_template() makes the prompt of a rollout with {said}: the assistant's turn is not opened",
             confidence=Confidence.LIKELY if is_prompt or role == "user" else Confidence.POSSIBLE,
             places=(value.place,),
-            edit=_edit(value),
         )
 
 
@@ -86,11 +86,6 @@ def _is_one_of_several(program: Program, value: Value) -> bool:
     """Whether another call in the same file says it: then this one may be of whole conversations."""
     calls = [call for call in program.of("apply_chat_template") if call.place.file == value.place.file]
     return any("add_generation_prompt" in call.arguments for call in calls if call.place != value.place)
-
-
-def _edit(value: Value) -> Edit | None:
-    given = value.given.get("add_generation_prompt")
-    return Edit(given, "True", safe=True) if given is not None and given.text == "False" else None
 
 
 def _behind_generation(program: Program) -> set[Value]:
@@ -112,6 +107,11 @@ def _last_role(value: Value) -> str:
 
 
 SICK = GENERATE.replace("add_generation_prompt=True, ", "")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    yield spot.set_argument("add_generation_prompt", None, "True")
+
 
 ILLNESS = illness(
     __name__,

@@ -24,7 +24,8 @@ prompt, or few others that share no more than their last token (a question mark)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 import numpy as np
@@ -33,6 +34,7 @@ from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import GROUPS, PAD, SIZE, edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GENERATE
+from assay.programs.edits import Spot
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.sampling.prompts import prompts_of
 from assay.programs.facts.sampling.scoring import lists_of, made_of
@@ -40,7 +42,18 @@ from assay.programs.facts.sampling.tokens import is_encoding, is_tokenizer
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.walk import walk
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable, not_enough_data
+from assay.verdict import (
+    Confidence,
+    Edit,
+    Fact,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    likely,
+    not_applicable,
+    not_enough_data,
+)
 
 LOOKS_UP = frozenset("index find get token_to_id convert_tokens_to_ids piece_to_id PieceToId".split())
 LEAST_WHOLE = 3  # different prompts that end alike: two may do so by chance
@@ -193,6 +206,25 @@ def _example(limit: int) -> Evidence:
     # what the model was given holds other prompts: not part of this example
     changes = dict.fromkeys(("input_ids", "attention_mask", "position_ids"))
     return of_batch(edit_batch(healthy_batch(), prompt_tokens=prompts_BP, prompt_mask=prompts_BP != PAD, **changes))
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """x[:n] --> x[-n:]; truncation_side="right" --> "left"."""
+    index = spot.node.slice if isinstance(spot.node, ast.Subscript) else None
+    if isinstance(index, ast.Slice) and index.lower is None and index.upper is not None:
+        upper = spot.child(index.upper)
+        yield spot.child(index).becomes(f"-{upper.within(3)}:")
+    whole = spot.child(spot.text.tree)
+    given = [part.child(part.node.value) for part in whole.all(ast.keyword) if part.node.arg == "truncation_side"]
+    given += [
+        part.child(part.node.value)
+        for part in whole.all(ast.Assign)
+        if isinstance(part.node.targets[0], ast.Attribute) and part.node.targets[0].attr == "truncation_side"
+    ]
+    for value in given:
+        yield value.becomes('"left"') if isinstance(value.node, ast.Constant) and value.node.value == "right" else None
+    if not given and spot.name and "truncation side is right" in verdict.message:
+        yield spot.with_argument('truncation_side="left"') if spot.argument("truncation") is not None else None
 
 
 ILLNESS = illness(

@@ -23,7 +23,8 @@ tells the two apart by whether sampler and trainer still move together where the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.facts.logprobs import both_finite
 from assay.doctor.facts.rounding import dtype_of
+from assay.programs.edits import Spot
 from assay.programs.facts.kinds import PASSES, SCORES, Kind
 from assay.programs.facts.sampling.draws import draws, is_greedy
 from assay.programs.graph import Value
@@ -40,7 +42,7 @@ from assay.programs.read.collections import table_of_values
 from assay.programs.read.things import Table
 from assay.programs.walk import descendants, main_input, peel, walk
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely
+from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, likely
 
 LIMIT = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}  # of |sampler - trainer|: rounding leaves less
 FEWEST_TOKENS = 8  # tokens that differ: fewer are not a pattern
@@ -218,6 +220,18 @@ SCRIPT_WELL = SCRIPT_SICK.replace(
     "[next(iter(entry.values())).logprob for entry in sample.logprobs]",
     "[entry[token].logprob for token, entry in zip(sample.token_ids, sample.logprobs)]",
 )
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The log-prob of what was drawn, where a distribution can be asked for it."""
+    drawn = others[0] if others else None
+    if drawn is None or drawn.name != "sample" or not isinstance(drawn.statement.node, ast.Assign):
+        return
+    target = drawn.statement.node.targets[0]
+    whole = spot.parent if isinstance(spot.parent.node, ast.Attribute) and spot.parent.node.attr == "values" else spot
+    if isinstance(target, ast.Name) and drawn.receiver is not None:
+        yield whole.becomes(f"{drawn.receiver.source}.log_prob({target.id})")
+
 
 ILLNESS = illness(
     __name__,

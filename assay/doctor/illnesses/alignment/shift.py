@@ -26,7 +26,8 @@ model's own at any lag are left to engine_mismatch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import LOOP
 from assay.doctor.facts.logprobs import loss_tokens, not_looked_at, rows_of_others
 from assay.doctor.illnesses.sampling.engine_mismatch import not_the_models_own
+from assay.programs.edits import Spot
 from assay.programs.facts.positions import BUILT, Linear, Span, Spans, constant, plus
 from assay.programs.facts.sampling.scoring import Scoring, scorings
 from assay.programs.graph import Value
@@ -46,6 +48,7 @@ from assay.record.batch import Array
 from assay.record.metrics import MEAN_LOW_PRECISION
 from assay.verdict import (
     Confidence,
+    Edit,
     Fact,
     Missing,
     Place,
@@ -339,6 +342,24 @@ def _moved(lag: int) -> Evidence:
 
 
 SICK = LOOP.replace("prompts.shape[1] - 1:-1] / T", "prompts.shape[1]:] / T")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The outputs one position before the tokens; a mask on the side of the tokens."""
+    for start in (*others[:1], spot):
+        for part in start.parts():
+            for sliced in part.all(ast.Subscript):
+                index = sliced.node.slice
+                axis = index.elts[1] if isinstance(index, ast.Tuple) and len(index.elts) > 1 else None
+                if not isinstance(axis, ast.Slice) or axis.step is not None:
+                    continue
+                along = sliced.child(axis)
+                if start is not spot and axis.lower is not None and axis.upper is None:
+                    lower = along.child(axis.lower).source
+                    yield along.becomes(":-1" if lower == "1" else f"{lower} - 1 : -1")
+                elif start is spot and axis.lower is None and along.source.replace(" ", "") == ":-1":
+                    yield along.becomes("1:")
+
 
 ILLNESS = illness(
     __name__,

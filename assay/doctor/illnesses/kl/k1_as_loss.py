@@ -20,15 +20,17 @@ Where k1 is multiplied by the ratio, or by log-probs with a gradient, its gradie
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.examples.scripts import GRPO, with_change
+from assay.programs.edits import Spot
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.kl.penalties import is_a_penalty, is_also_exponentiated, penalties, policy_and_reference
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.verdict import Severity, Verdict, finding, healthy
+from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
 
 @one_per_place
@@ -57,6 +59,18 @@ def check_source(program: Program) -> Iterator[Verdict]:
 def _depends_on_the_policy(program: Program, factor: Value) -> bool:
     kinds = (Kind.RATIO, Kind.CLIPPED_RATIO, Kind.LOGPROBS, Kind.LOG_RATIO)
     return program.kinds.is_a(factor, *kinds) or program.origins.gradient(factor) is True
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """new - ref --> k3 of ref - new."""
+    node = spot.node
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        tight = spot.child(node.operand).tight
+        yield spot.as_part(f"{tight}.exp() - {tight} - 1")
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        left, right = spot.child(node.left), spot.child(node.right)
+        difference = f"({right.source} - {left.within(2)})"
+        yield spot.as_part(f"{difference}.exp() - {difference} - 1")
 
 
 ILLNESS = illness(

@@ -25,7 +25,8 @@ the settings name another one. While policy and reference are nearly equal, esti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -39,10 +40,11 @@ from assay.doctor.recompute.kl_gradient import SAME_FACTOR, kl_in_gradient
 from assay.doctor.recompute.loss import is_known_whole, nearest_kl_loss
 from assay.doctor.recompute.match import Match
 from assay.doctor.recompute.terms import nearest_kl, stated_objective
+from assay.programs.edits import Spot
 from assay.programs.facts.kl.in_reward import reward_penalties
 from assay.programs.facts.kl.penalties import penalties, wrong_estimate, wrong_kl_div
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Edit, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
 
 _FOR_GRADIENT = ("mask", "gradients", "new_logprobs", "old_logprobs", "ref_logprobs", "advantages")
 _STATED = ("kl_coef", "kl_placement", "kl_estimator", "kl_gradient", "correction", "objective")
@@ -208,6 +210,34 @@ def _of_the_mean(batch: Batch, mean: float) -> Verdict:
     if mean < _negative(batch):
         return finding(f"the mean KL is {mean:.2g}, and k3 is never negative", fact)
     raise Missing("kl or kl_loss")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """exp(d) - d - 1 of one d; the policy before the reference; a penalty that is not negative."""
+    exps = [call for call in spot.all(ast.Call) if call.name in ("exp", "expm1") and call.receiver is not None]
+    if not exps:
+        yield spot.exchanged()
+        return
+    exp, about = exps[0], exps[0].receiver
+    terms = [
+        spot.child(side)
+        for part in spot.all(ast.BinOp)
+        for side in (part.node.left, part.node.right)
+        if isinstance(part.node.op, ast.Add | ast.Sub)
+    ]
+    inside = {id(part) for call in exps for part in ast.walk(call.node)}
+    linear = [
+        term
+        for term in terms
+        if id(term.node) not in inside and not term.all(ast.Call, ast.Constant) and term.all(ast.Name)
+    ]
+    yield spot.exchanged() if "never positive" in verdict.message else None
+    plain = [term for term in linear if exps[0].node not in ast.walk(term.node)]
+    for difference in (*plain[-1:], *([about] if about is not None else ())):
+        tight = difference.tight
+        written = f"{tight}.exp()" if exp.is_method else f"{exp.child(exp.node.func).source}({difference.source})"
+        rest = "" if exp.name == "expm1" else " - 1"
+        yield spot.as_part(f"{written} - {tight}{rest}")
 
 
 def sick() -> Evidence:

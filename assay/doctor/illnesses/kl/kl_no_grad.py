@@ -25,7 +25,8 @@ too small to be seen beside rounding. A KL that is taken off the reward has no g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.loss import expected_gradients, kl_is_placed
 from assay.doctor.recompute.match import fit_scale
 from assay.doctor.recompute.terms import loss_settings
+from assay.programs.edits import Spot, names_in
 from assay.programs.facts.kl.penalties import is_a_penalty, penalties, policy_and_reference
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -44,7 +46,7 @@ from assay.programs.run.roles import Flow, flows
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import walk
-from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Edit, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SEEN = 5.0  # the KL's part must be this many times the limit to be distinguished from rounding
 LIMIT = {"float32": 1e-3, "bfloat16": 3e-2, "float16": 1e-2}  # relative distance of a gradient that fits
@@ -159,6 +161,26 @@ def _gradients(kl_share: float) -> Batch:
     batch = healthy_batch(update=1)
     policy_BT, kl_BT = expected_gradients(batch)
     return edit_batch(batch, **{**dict.fromkeys(GRADIENTS), "gradients": policy_BT + kl_share * kl_BT})
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """What takes the KL out of the graph is taken away: detach(), no_grad()."""
+    function = Spot(spot.text, spot.function)
+    targets = spot.statement.node.targets if isinstance(spot.statement.node, ast.Assign) else []
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    own = [call for part in (spot, *others, *spot.parts(1)) for call in part.all(ast.Call) if call.name == "detach"]
+    used = [call for call in function.all(ast.Call) if call.name == "detach" and names & names_in(call.node)]
+    for call in (*own, *used):
+        yield call.without_call()
+    for part in (spot, *spot.parts(1)):
+        for around in part.outside:
+            for item in around.node.items if isinstance(around.node, ast.With) else ():
+                if around.child(item.context_expr).name in ("no_grad", "inference_mode"):
+                    yield around.without_item(item)
+    for decorator in getattr(spot.function, "decorator_list", []):
+        written = spot.child(decorator)
+        line = written.span[0]
+        yield spot.text.edit((line, 0, line + 1, 0), "") if written.name in ("no_grad", "inference_mode") else None
 
 
 ILLNESS = illness(

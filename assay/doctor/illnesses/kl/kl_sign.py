@@ -26,7 +26,8 @@ coefficient so small that the KL part is lost in the rounding of the loss cannot
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -35,12 +36,13 @@ from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import GRADIENTS, KL_COEF, LOSSES, edit_batch, healthy_batch, healthy_curves
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.loss import kl_is_placed
+from assay.programs.edits import Spot
 from assay.programs.facts.kl.in_reward import reward_penalties
 from assay.programs.facts.kl.penalties import is_a_penalty, penalties, penalty_sign
 from assay.programs.facts.loss.signs import is_maximised, is_minimised, policy_sign
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Edit, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 VISIBLE = 1e-4  # the KL part as a share of the loss: a float32 keeps seven digits, so three of it are left to judge
 NEAR_PART = 0.05  # relative distance from the KL part, or from its negative: the two differ by 200 %
@@ -221,6 +223,18 @@ def _flip_kl(batch: Batch) -> Batch:
 def _curves(sign: float) -> Curves:
     part_N = np.linspace(1e-5, 1e-3, 60)
     return healthy_curves(loss=-0.01 + sign * part_N, policy_loss=-0.01, kl_loss=part_N, ref_kl=part_N / KL_COEF)
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The sign before the KL turned: in the loss at the place itself, in a reward where the KL is used."""
+    if "from the loss" in verdict.message:
+        sign = {ast.Add: "-", ast.Sub: "+"}.get(type(spot.node.op)) if isinstance(spot.node, ast.BinOp) else None
+        yield spot.with_operator(sign) if sign else None
+        return
+    targets = spot.statement.node.targets if isinstance(spot.statement.node, ast.Assign) else []
+    for use in Spot(spot.text, spot.function).all(ast.Name):
+        if targets and isinstance(targets[0], ast.Name) and use.node.id == targets[0].id and use.span > spot.span:
+            yield use.negated()
 
 
 ILLNESS = illness(

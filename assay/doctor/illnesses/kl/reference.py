@@ -27,7 +27,8 @@ equality. In bfloat16 two passes differ by a few hundredths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from assay.doctor.examples import GRADIENTS, LOSSES, edit_batch, healthy_batch, 
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.logprobs import mean_distance
 from assay.doctor.facts.rounding import limit_between_passes
+from assay.programs.edits import Spot
 from assay.programs.facts.kl.reference import Doubt, doubts
 from assay.programs.program import Program
 from assay.programs.run.kinds import above, chosen_ids, differences_in
@@ -44,7 +46,18 @@ from assay.programs.run.roles import Flow, LossPiece, flows
 from assay.programs.run.sight import numbers_of, requires_grad
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import (
+    Confidence,
+    Edit,
+    Fact,
+    Severity,
+    State,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+)
 
 CERTAIN = -1e-3  # log-prob of a token that the policy is certain of: many policies agree on it to the last bit
 TOKENS = 20  # fewer loss tokens have no mean, and may be equal by chance
@@ -295,6 +308,21 @@ def _with_policy_as_reference(batch: Batch) -> Batch:
         **dict.fromkeys(GRADIENTS, gradients_BT),
         **dict.fromkeys(LOSSES, batch.number("policy_loss")),
     )
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """A copy of the policy that does not train with it."""
+    copies = [call for part in (spot, *others) for call in part.all(ast.Call)]
+    for call in copies:
+        is_shallow = isinstance(call.node.func, ast.Attribute) and call.child(call.node.func).source == "copy.copy"
+        yield call.renamed("deepcopy") if is_shallow else None
+    for part in Spot(spot.text, spot.text.tree).all(ast.Assign):
+        value, target = part.child(part.node.value), part.child(part.node.targets[0])
+        if "ref" in target.name.lower() and isinstance(value.node, ast.Name | ast.Attribute):
+            if "copy" in part.modules:
+                yield value.becomes(f"copy.deepcopy({value.source}).eval().requires_grad_(False)")
+            elif "deepcopy" in part.modules:
+                yield value.becomes(f"deepcopy({value.source}).eval().requires_grad_(False)")
 
 
 ILLNESS = illness(

@@ -25,10 +25,12 @@ so is a loss with a weight that the text does not explain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import ast
+from collections.abc import Callable, Iterator, Sequence
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.examples.scripts import IN_PARTS
+from assay.programs.edits import Spot, names_in
 from assay.programs.facts.loss.accumulation import (
     AccumulatedPart,
     Share,
@@ -43,7 +45,7 @@ from assay.programs.graph import UNKNOWN
 from assay.programs.program import Program
 from assay.programs.run.token_weights import Split, TokenWeights, token_weights
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy, likely
+from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy, likely
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -127,6 +129,30 @@ WELL = IN_PARTS.replace(
     "            (loss / len(parts)).backward()",
 )
 SICK = WELL.replace("(loss / len(parts)).backward()", "loss.backward()")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The mean of a part divided by the number of parts, once."""
+    loss = spot.receiver if spot.is_method and spot.node.args == [] else spot.argument("loss", 0)
+    loops = [part for part in spot.outside if isinstance(part.node, ast.For)]
+    if loss is None:
+        return
+    if "engine" in verdict.message or "times" in verdict.message or "on top" in verdict.message:
+        for part in loss.parts(1):
+            if isinstance(part.node, ast.BinOp) and isinstance(part.node.op, ast.Div):
+                left = part.child(part.node.left)
+                yield part.text.edit((*left.span[2:], *part.span[2:]), "")
+        return
+    if "accelerator" in names_in(spot.text.tree) and spot.name == "backward" and isinstance(loss.node, ast.Name):
+        yield spot.becomes(f"accelerator.backward({loss.source})")
+    over = loops[0].node.iter if loops else None
+    if isinstance(over, ast.Call) and loops[0].child(over).name == "enumerate":
+        over = over.args[0]
+    if isinstance(over, ast.Name):
+        yield loss.becomes(f"({loss.source} / len({over.id}))")
+    elif isinstance(over, ast.Call) and loops[0].child(over).name == "range" and len(over.args) == 1:
+        yield loss.becomes(f"({loss.source} / {loops[0].child(over.args[0]).tight})")
+
 
 ILLNESS = illness(
     __name__,

@@ -24,7 +24,8 @@ leave this code out. A ratio that is upside down flips the gradient too, and not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute import gradient_parts, terms
 from assay.doctor.recompute.loss import aggregation_of, weights
+from assay.programs.edits import Spot, together
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor, is_maximised, is_minimised, policy_sign
 from assay.programs.facts.loss.terms import Term, TermKind
@@ -42,7 +44,7 @@ from assay.programs.run.ratio import slope
 from assay.programs.run.token_weights import token_weights
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable
+from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, likely, not_applicable
 
 DECIDES = 2.0  # times the KL's part: the policy part alone then sets the sign
 NEARLY_ALL = 0.99  # of these tokens
@@ -161,6 +163,24 @@ def _turned(sign: float) -> Batch:
     }
     numbers = {name: sign * value for name, value in batch.numbers.items() if "loss" in name}
     return edit_batch(batch, **arrays, **numbers)
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """A minus before the gain, where it is used once; else where it is made."""
+    targets = spot.statement.node.targets if isinstance(spot.statement.node, ast.Assign) else []
+    if targets and isinstance(targets[0], ast.Name) and spot.statement.node.value is spot.node:
+        uses = [
+            name
+            for name in Spot(spot.text, spot.function).all(ast.Name)
+            if name.node.id == targets[0].id and isinstance(name.node.ctx, ast.Load) and name.span > spot.span
+        ]
+        is_loss = "loss" in targets[0].id
+        yield spot.negated() if is_loss else None
+        yield uses[0].negated() if len(uses) == 1 and not is_loss else None
+    yield spot.negated()
+    other = {"max": "min", "maximum": "minimum"}.get(spot.name)
+    renamed = spot.renamed(other) if other else None
+    yield together([spot.negated(), renamed], spot.text) if renamed is not None else None
 
 
 ILLNESS = illness(

@@ -27,10 +27,12 @@ optimizer that goes into such a call is left alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.examples.scripts import GRPO, with_change
+from assay.programs.edits import Spot, moved, together
 from assay.programs.facts.optimizer.optimizers import (
     Optimizer,
     clears_of_unknown,
@@ -49,7 +51,7 @@ from assay.programs.graph import Loop, Value
 from assay.programs.program import Program
 from assay.programs.run.gradients import OptimizerStep
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Place, Severity, Verdict, finding, healthy, likely
+from assay.verdict import Edit, Place, Severity, Verdict, finding, healthy, likely
 
 NO_CLIP = 1e3  # a larger bound is there to measure the norm
 Complaint = tuple[str, tuple[Place, ...]]
@@ -268,6 +270,28 @@ def _late_clip(step: OptimizerStep) -> Place | None:
 
 CLEAR, BACKWARD = "        optimizer.zero_grad()\n", "        loss.backward()\n"
 SICK = with_change(CLEAR + BACKWARD, BACKWARD + CLEAR)
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """zero_grad() before backward() or after step(), once for each step; clipping before step()."""
+    step = others[0] if others else None
+    if spot.name == "step" and spot.receiver is not None:
+        yield spot.with_line_after(f"{spot.receiver.source}.zero_grad()")
+    if step is None:
+        return
+    if spot.name == "zero_grad":
+        block = spot.text.around.get(spot.statement.node)
+        backwards = [
+            call
+            for call in Spot(spot.text, block).all(ast.Call)
+            if call.name == "backward" and call.span < spot.span and call.statement.indent == spot.indent
+        ]
+        yield moved(spot, backwards[-1]) if backwards else None
+        if len(step.indent) < len(spot.indent):  # gradients of several parts
+            yield together([spot.without_line(), step.with_line_after(spot.source)], spot.text)
+    else:
+        yield moved(spot, step)
+
 
 ILLNESS = illness(
     __name__,

@@ -22,7 +22,8 @@ deliberate choice. If every answer was cut off and left out on purpose, the batc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -31,10 +32,11 @@ from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import B, edit_batch, healthy_batch, of_batch, of_the_loss
 from assay.doctor.examples.scripts import GRPO
+from assay.programs.edits import Spot
 from assay.programs.facts.masks.counts import count_of, is_guarded
 from assay.programs.facts.masks.masks import Applied, fillings
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 INPUTS = ("new_logprobs", "old_logprobs", "advantages")  # a NaN of theirs makes a NaN loss without any division
 FEWEST_ROWS = 4  # rows: one or two may be left out for a reason of their own
@@ -161,6 +163,16 @@ SICK = GRPO.replace("mask = (ends", "mask = ends.any(dim=1, keepdim=True) * (end
     "loss = ((-gain + 0.04 * kl) * mask).sum() / mask.sum().clamp(min=1)",
     "loss = (((-gain + 0.04 * kl) * mask).sum(dim=1) / mask.sum(dim=1)).mean()",
 )
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """A count that is at least 1."""
+    counts = [*others[:1]]
+    if isinstance(spot.node, ast.BinOp):
+        counts.append(spot.child(spot.node.right))
+    for count in counts:
+        yield count.followed_by(".clamp(min=1)")
+
 
 ILLNESS = illness(
     __name__,

@@ -28,7 +28,8 @@ may be what the reward pays for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -39,12 +40,13 @@ from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.trend import quarter_medians
 from assay.doctor.illnesses.masks.prompt_in_loss import prompts_in_rows
 from assay.doctor.recompute.consistent import consistent
+from assay.programs.edits import Spot
 from assay.programs.facts.masks.lost_ends import cut_before_end, masks_without_ends
 from assay.programs.facts.masks.masks import Filled, definition, fillings
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, likely, not_applicable, suspected
+from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, likely, not_applicable, suspected
 
 FEW_CUT, NEARLY_ALL_CUT = 0.3, 0.9  # shares of truncated rows, at first and at last: endings are lost, not just longer
 FEWEST_ROWS = 8  # rows that ended: fewer may all have ended by a stop string
@@ -199,6 +201,25 @@ def _example(*, eos_trained: bool, truncated: float) -> Evidence:
         reward_mean=0.3 - 0.05 * progress_N,
     )
     return Evidence((consistent(batch, mask=mask_BT),), curves)
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The count of ends before a token, not up to it; <= the index of the end."""
+    for part in spot.parts():
+        for compared in part.all(ast.Compare):
+            left = compared.child(compared.node.left)
+            if isinstance(compared.node.ops[0], ast.Lt):
+                yield compared.with_operator("<=")
+            for count in left.parts(2) if isinstance(compared.node.ops[0], ast.Eq) else ():
+                if count.name == "cumsum" and count.receiver is not None:
+                    yield left.as_part(f"{left.source} - {_as_number(count.receiver)}")
+
+
+def _as_number(ends: Spot) -> str:
+    """torch does not subtract booleans."""
+    made = ends.definition
+    is_number = (ends if made is None else made).source.endswith((".int()", ".long()", ".float()"))
+    return ends.within(2) if is_number else f"{ends.tight}.long()"
 
 
 ILLNESS = illness(

@@ -26,7 +26,8 @@ sleeps. It wakes when that place is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -34,11 +35,12 @@ from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.examples.scripts import with_change
+from assay.programs.edits import Spot
 from assay.programs.facts.masks.counts import is_token_mask
 from assay.programs.facts.masks.masks import fillings
 from assay.programs.facts.sampling.banned_tokens import bans, is_under_mask
 from assay.programs.program import Program
-from assay.verdict import Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
+from assay.verdict import Edit, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
 
 TOKENWISE = ("new_logprobs", "old_logprobs", "ref_logprobs", "advantages", "ratio", "kl", "token_loss")
 
@@ -115,6 +117,16 @@ def _finite_inside(batch: Batch, loss: float) -> Verdict:
 
 
 WELL = with_change("    return torch.log", "    logits[..., model.config.pad_token_id] = -1e4\n    return torch.log")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """A finite number that makes a token as unlikely."""
+    for call in spot.statement.all(ast.Call):
+        if call.name == "float" and call.node.args and call.child(call.node.args[0]).source.strip("'\"") == "-inf":
+            yield call.becomes("-1e4")
+    for minus in spot.statement.all(ast.UnaryOp):
+        yield minus.becomes("-1e4") if minus.source in ("-math.inf", "-torch.inf", "-np.inf") else None
+
 
 ILLNESS = illness(
     __name__,

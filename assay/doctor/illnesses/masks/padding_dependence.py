@@ -22,7 +22,7 @@ the batch. If a trainer takes that constant from the width of its tensors, the f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.rounding import loss_limit
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
+from assay.programs.edits import Spot, over_mask
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.masks.counts import behind_tokens, masked_losses, width_of
 from assay.programs.graph import Value
@@ -39,7 +40,7 @@ from assay.programs.program import Program
 from assay.programs.run.sight import sight
 from assay.programs.run.token_weights import TokenWeights, is_near, token_weights
 from assay.programs.run.watched import WatchedRun
-from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, likely, not_applicable
+from assay.verdict import Confidence, Edit, Fact, Place, Severity, Verdict, finding, healthy, likely, not_applicable
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -143,6 +144,12 @@ def _example(columns: int) -> Evidence:
     batch = healthy_batch(update=1)
     width = batch.arrays["tokens"].shape[1]
     return of_batch(edit_batch(batch, loss_padded=batch.number("loss") * width / (width + columns)))
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """(x * mask).mean() --> (x * mask).sum() / mask.sum()."""
+    if spot.name == "mean" and spot.receiver is not None:
+        yield from over_mask(spot, spot.receiver)
 
 
 ILLNESS = illness(

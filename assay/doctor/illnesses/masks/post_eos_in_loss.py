@@ -23,7 +23,8 @@ turns, which is not trained or is marked in `forced`. With `lengths` the questio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -35,12 +36,13 @@ from assay.doctor.examples import T, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.logprobs import not_looked_at, rows_of_others
 from assay.doctor.recompute.consistent import consistent
+from assay.programs.edits import Spot
 from assay.programs.facts.masks.counts import behind_tokens
 from assay.programs.facts.masks.masks import Masked, definition, fillings, may_mask
 from assay.programs.program import Program
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
+from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
 
 MOST_BEHIND = 600
 
@@ -160,6 +162,23 @@ def _example(extra: int) -> Evidence:
     batch = healthy_batch()
     mask_BT = np.arange(T) < batch.arrays["lengths"][:, None] + extra
     return of_batch(consistent(batch, mask=mask_BT))
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """Ones in the shape of the ends, or of their count, become the tokens up to the first end."""
+    for call in spot.all(ast.Call):
+        about = call.receiver
+        if call.name != "ones_like" or about is None:
+            continue
+        kind = call.argument("dtype")
+        cast = f".to({kind.source})" if kind is not None else ""
+        values = [about, *([about.definition] if about.definition is not None else [])]
+        texts = [value.source for value in values]
+        if any("cumsum" in text for text in texts):
+            yield call.becomes(f"({about.source} == 0){cast}")
+        elif any("==" in text for text in texts):
+            once = about.source if texts[-1].endswith((".int()", ".long()", ".float()")) else f"{about.tight}.long()"
+            yield call.becomes(f"({about.tight}.cumsum(dim=1) - {once} == 0){cast}")
 
 
 ILLNESS = illness(

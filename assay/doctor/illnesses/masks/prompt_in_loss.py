@@ -24,6 +24,7 @@ are told apart; without them the finding is only likely, and only made if nearly
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -32,10 +33,11 @@ from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import PAD, edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import WHOLE
+from assay.programs.edits import Spot
 from assay.programs.facts.masks.masks import definition, fillings
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, likely
+from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, likely
 
 LEAST_PROMPT = 3  # tokens: a shorter one is repeated by chance
 LEAST_PROMPTS = 4  # different ones: that many short ones are not
@@ -162,6 +164,17 @@ def _example(*, prompt_trained: bool) -> Evidence:
 def _padded(rows: Sequence[Sequence[int]], filler: int) -> Array:
     width = max(map(len, rows))
     return np.array([[*row, *[filler] * (width - len(row))] for row in rows])
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """Zeros in place of the ones that stand before the completion's."""
+    for part in spot.parts():
+        for call in part.all(ast.Call):
+            first = call.node.args[0] if call.name in ("cat", "concat", "concatenate") and call.node.args else None
+            if isinstance(first, ast.List | ast.Tuple) and first.elts:
+                for before in call.child(first.elts[0]).parts(1):
+                    for ones in before.all(ast.Call):
+                        yield ones.renamed(ones.name.replace("ones", "zeros")) if "ones" in ones.name else None
 
 
 ILLNESS = illness(

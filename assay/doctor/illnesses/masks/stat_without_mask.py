@@ -24,7 +24,8 @@ the loss was given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -34,13 +35,25 @@ from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GRPO
 from assay.doctor.facts.rounding import gradients_off, loss_limit
 from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
+from assay.programs.edits import Spot
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.masks.counts import behind_tokens, masked_losses, token_scalings
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
-from assay.verdict import LOUD, Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import (
+    LOUD,
+    Confidence,
+    Edit,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+)
 
 WHITENED = 1e-3  # of the advantages' size 1: how near a whitening must come to be recognised
 _OF_TOKENS = (TermKind.SURROGATE, TermKind.POLICY, TermKind.KL)
@@ -194,6 +207,22 @@ def _example(*, leak: float) -> Evidence:
     """A loss into which the mean over the padded tensor leaks by `leak`."""
     batch = healthy_batch(update=1)
     return of_batch(edit_batch(batch, loss_perturbed=batch.number("loss") + leak))
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """x.mean() --> (x * mask).sum() / mask.sum() with the mask that the function multiplies by."""
+    if spot.name != "mean" or spot.receiver is None or spot.axes:
+        return
+    masks = {
+        side.id
+        for product in Spot(spot.text, spot.function).all(ast.BinOp)
+        if isinstance(product.node.op, ast.Mult)
+        for side in (product.node.left, product.node.right)
+        if isinstance(side, ast.Name) and ("mask" in side.id or side.id == "m")
+    }
+    if len(masks) == 1:
+        mask = masks.pop()
+        yield spot.as_part(f"({spot.receiver.within(2)} * {mask}).sum() / {mask}.sum().clamp(min=1)")
 
 
 ILLNESS = illness(

@@ -25,7 +25,7 @@ the reward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -35,10 +35,11 @@ from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.examples.scripts import with_change
 from assay.doctor.recompute.terms import kl_estimates
+from assay.programs.edits import Spot, over_mask
 from assay.programs.facts.metrics import check_labels
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy
 
 CLOSE_NUMBERS = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}  # relative; a sum in another order leaves 1e-6
 TINY_NUMBER = 1e-6  # absolute, for numbers that are 0
@@ -217,6 +218,12 @@ def _contradictions(curves: Curves) -> Iterator[tuple[str, str, Numbers, Array]]
             like_ratio = name != "entropy" and LIKE_RATIO[0] < np.nanmedian(values_N) < LIKE_RATIO[1]
             hint = ", which looks like -ratio," if like_ratio else ""
             yield f"{name} is negative{hint}", name, values_N, values_N < -SLACK
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """A sum over tokens divided by their number; a number that is added up, not overwritten."""
+    if spot.name == "sum" and spot.receiver is not None:
+        yield from over_mask(spot, spot.receiver)
 
 
 def sick() -> Evidence:

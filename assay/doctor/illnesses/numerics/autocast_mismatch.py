@@ -28,7 +28,8 @@ look the same: save float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch, of_the_loss
 from assay.doctor.examples.scripts import GRPO, with_change
+from assay.programs.edits import Spot
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.precision import is_mixed, rounding_cast
 from assay.programs.facts.ratio import read_back
@@ -43,7 +45,7 @@ from assay.programs.program import Program
 from assay.programs.run.sight import sight
 from assay.programs.run.watched import Forward, WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Fact, Place, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Edit, Fact, Place, Severity, Verdict, finding, healthy, not_enough_data
 
 TOKENS = 20  # this many numbers that all fit 16 bits by chance have a probability below 1e-60
 CERTAIN = 1e-3  # of a |log-prob|: smaller ones show nothing
@@ -163,6 +165,14 @@ def _dtype(forward: Forward) -> str:
     outputs = [sight(output) for output in [forward.value, *forward.value.users]]
     dtypes = [seen.dtype for seen in outputs if seen is not None and seen.is_floating]
     return dtypes[0] if dtypes else "autocast" * forward.value.context.autocast
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """Both passes without autocast; no cast on one side."""
+    yield spot.cast_to_float()
+    for around in spot.outside:
+        for item in around.node.items if isinstance(around.node, ast.With) else ():
+            yield around.without_item(item) if around.child(item.context_expr).name == "autocast" else None
 
 
 def sick() -> Evidence:

@@ -27,7 +27,7 @@ differences of rounding size, which are within the limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -36,12 +36,13 @@ from assay.doctor.evidence import Batch
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import with_change
 from assay.doctor.facts.rounding import SAME_PASS, dtype_of
+from assay.programs.edits import Spot
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.optimizer.modes import dropout_of, mode_at
 from assay.programs.facts.sampling.samplers import is_trained
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Edit, Fact, Missing, Place, Severity, Verdict, finding, healthy
 
 SHARE = 0.01  # of the loss tokens: fewer are outliers
 
@@ -117,6 +118,11 @@ def _scored_again(spread: float, modules: int) -> Batch:
     batch = healthy_batch()
     noise_BT = spread * np.random.default_rng(3).standard_normal(batch.arrays["mask"].shape)
     return edit_batch(batch, scored_again=batch.arrays["new_logprobs"] + noise_BT, dropout_modules=modules)
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """train() --> eval(); not safe: some layers cannot be differentiated in eval mode."""
+    yield spot.renamed("eval", safe=False) if spot.name == "train" and not spot.node.args else None
 
 
 ILLNESS = illness(

@@ -20,10 +20,11 @@ versions of transformers return float32 logits whatever their weights are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.examples.scripts import GRPO, with_change
+from assay.programs.edits import Spot
 from assay.programs.facts.kinds import last_layer
 from assay.programs.facts.optimizer.precision import dtype_of, is_mixed, is_upcast, precision_of_weights, rounding_cast
 from assay.programs.facts.origin import network
@@ -36,7 +37,6 @@ from assay.programs.walk import walk
 from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
 NORMALISERS = ("log_softmax", "logsumexp", "cross_entropy", "categorical")
-CASTABLE = ("log_softmax", "logsumexp")
 BACKWARDS = 8  # of a run that are looked at: later ones come from the same lines
 NORMALISED = frozenset("log_softmax cross_entropy logsumexp softmax nll_loss".split())  # in a run
 
@@ -97,14 +97,11 @@ def _of_weights(program: Program, value: Value, scores: Value) -> Verdict | None
         kept = precision_of_weights(program, call.arguments["model"])
         if kept is None or kept[0] not in ("bfloat16", "float16"):
             return None
-        inside = value.place_of("input" if value.input is not None else "logits")
-        is_whole = inside is not value.place and not inside.text.endswith("..")
         return finding(
             f"`{value.place.text}` is computed in {kept[0]}: `{kept[1].place.text}` keeps the weights, and so the "
             "logits, in 16 bits",
             places=(value.place, kept[1].place),
             why=program.kinds.why(scores),
-            edit=Edit(inside, f"({inside.text}).float()") if is_whole and value.op in CASTABLE else None,
         )
     return None
 
@@ -137,6 +134,16 @@ def _softmax(value: Value) -> Sight | None:
         distribution = value.arguments["input"]
         return sight(distribution.arguments.get("logits") or distribution.arguments.get("probs") or distribution)
     return sight(value) if value.op in NORMALISED else None
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The cast before the softmax to float32."""
+    yield spot.cast_to_float()
+    for call in (spot, *others):
+        about = call.receiver
+        if call.name in ("log_softmax", "softmax", "logsumexp", "cross_entropy") and about is not None:
+            yield about.followed_by(".float()")
+    yield spot.followed_by(".float()")
 
 
 ILLNESS = illness(

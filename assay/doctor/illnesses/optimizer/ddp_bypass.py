@@ -21,10 +21,12 @@ Sampling and scoring without gradients may use the network inside. A script that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import ast
+from collections.abc import Iterable, Iterator, Sequence
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.examples.scripts import with_change
+from assay.programs.edits import Spot
 from assay.programs.facts.optimizer.optimizers import optimizer_of, optimizers
 from assay.programs.facts.optimizer.ownership import is_network, trained_networks
 from assay.programs.facts.origin import network, same_network
@@ -32,7 +34,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Severity, Verdict, finding, healthy
+from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
 WRAPPERS = ("DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")
 
@@ -135,6 +137,22 @@ WELL = with_change(
     "wrapped = torch.nn.parallel.DistributedDataParallel(policy)\n"
     "optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-6)\n",
 ).replace("        new = score(policy, ids", "        new = score(wrapped, ids")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The wrapper in place of what is inside of it."""
+    for part in (spot, *others[:1]):
+        inside = [inner for found in part.parts(1) for inner in found.all(ast.Attribute)]
+        for inner in inside:
+            if inner.node.attr == "module":
+                is_forward = isinstance(inner.parent.node, ast.Attribute) and inner.parent.node.attr == "forward"
+                end = (inner.parent if is_forward else inner).span[2:]
+                yield inner.text.edit((*inner.child(inner.node.value).span[2:], *end), "")
+    wrapped = others[-1] if others else None
+    target = wrapped.statement.node.targets[0] if wrapped and isinstance(wrapped.statement.node, ast.Assign) else None
+    if isinstance(target, ast.Name) and wrapped is not None and wrapped.receiver is not None:
+        for name in others[0].all(ast.Name):
+            yield name.becomes(target.id) if name.source == wrapped.receiver.source else None
 
 
 ILLNESS = illness(

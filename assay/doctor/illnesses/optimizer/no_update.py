@@ -28,7 +28,9 @@ bfloat16 a small change may be rounded away: that is pure_bf16.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import re
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -39,12 +41,14 @@ from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.trend import known_steps, trailing
 from assay.doctor.recompute.terms import stated_objective
+from assay.programs.edits import Spot
 from assay.programs.facts.optimizer.changed_weights import unchanged_weights
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
+    Edit,
     Fact,
     Severity,
     Verdict,
@@ -286,6 +290,21 @@ def well() -> Evidence:
     """Fresh adapters: half of them have no gradient in the first update, and all change later."""
     batch = edit_batch(healthy_batch(), tensors_changed=10, tensors_without_gradient=10, lora_rank=8)
     return Evidence((batch,), healthy_curves(tensors_changed_share=np.where(np.arange(60) == 0, 0.5, 1.0)))
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The parameters of the network that the loss is computed with."""
+    for call in spot.all(ast.Call):
+        holder = call.receiver
+        if call.name not in ("parameters", "named_parameters") or holder is None:
+            continue
+        if holder.name in ("deepcopy", "copy") and holder.receiver is not None:
+            yield holder.becomes(holder.receiver.source)
+        named = re.search(r"computed with `([\w.]+)`", verdict.message)
+        if named and spot.knows([named[1].partition(".")[0]]):
+            yield holder.becomes(named[1])
+        if isinstance(holder.node, ast.Attribute):
+            yield holder.becomes(holder.child(holder.node.value).source)
 
 
 ILLNESS = illness(

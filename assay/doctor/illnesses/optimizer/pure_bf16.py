@@ -28,18 +28,20 @@ numbers on purpose.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import with_change
+from assay.programs.edits import Spot
 from assay.programs.facts.optimizer.optimizers import optimizers
 from assay.programs.facts.optimizer.precision import is_mixed, precision_of_weights
 from assay.programs.facts.origin import network
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 FEW_NUMBERS = 0.05  # of the numbers; an update in float32 changes nearly all
 SMALL_RATE = {"bfloat16": 1e-5, "float16": 1e-6}  # Adam moves a weight of 0.02 by that; half a bfloat16 step is 4e-5
@@ -106,6 +108,15 @@ def _is_adapted(program: Program, model: Value) -> bool:
     """Adapters of peft are float32 whatever the network is."""
     wrapped = [value for value in program.of("wrapped") if value.name in ADAPTERS]
     return any(network(value) is network(model) for value in wrapped)
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """Weights in float32; not safe: they take twice the memory."""
+    for name in ("dtype", "torch_dtype"):
+        given = spot.argument(name)
+        yield given.becomes("torch.float32", safe=False) if given is not None else None
+    for call in (spot, *islice(spot.outside, 2)):
+        yield call.cast_to_float(safe=False)
 
 
 ILLNESS = illness(

@@ -23,10 +23,13 @@ filtered by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import re
+from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
 from assay.doctor.catalogue import Scripts, illness
+from assay.programs.edits import Spot, names_in
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.facts.optimizer.ownership import contains, is_network, owners
 from assay.programs.facts.origin import network, same_network
@@ -34,7 +37,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import walk
-from assay.verdict import Severity, Verdict, finding, healthy
+from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -139,6 +142,21 @@ for states, actions in batches():
     actor_optimizer.step()
     critic_optimizer.step()
 """
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The parameters that another optimizer has are taken out of this one."""
+    shared = re.search(r"the parameters of `(\w+)`", verdict.message)
+    first = spot.node.args[0] if isinstance(spot.node, ast.Call) and spot.node.args else None
+    if shared is None or first is None:
+        return
+    parts = first.elts if isinstance(first, ast.List | ast.Tuple) else []
+    if isinstance(first, ast.BinOp) and isinstance(first.op, ast.Add):
+        parts = [first.left, first.right]
+    kept = [part for part in parts if shared[1] not in names_in(part)]
+    if len(kept) == 1 and len(parts) == 2:
+        only = kept[0].value if isinstance(kept[0], ast.Starred) else kept[0]
+        yield spot.child(first).becomes(spot.child(only).source)
 
 
 ILLNESS = illness(

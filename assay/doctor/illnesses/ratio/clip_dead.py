@@ -25,7 +25,8 @@ update per rollout never clips: its ratios are 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from assay.doctor.recompute.loss import expected_gradients, without_clip
 from assay.doctor.recompute.match import fit_scale
 from assay.doctor.recompute.terms import loss_settings, terms
 from assay.grpo import OBJECTIVES
+from assay.programs.edits import Spot, together
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.epochs import are_several
 from assay.programs.facts.ratio import (
@@ -57,7 +59,7 @@ from assay.programs.run.roles import Flow, bounds, flows
 from assay.programs.run.sight import numbers_of, sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import descendants, users, walk
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 EDGE = 1e-3  # of the ratio: a token this near to the bound may be on either side of it
 FIT = 0.05  # relative distance of the gradients of the other tokens from what they should be
@@ -219,6 +221,30 @@ def _one_far(dead: bool) -> Batch:
     found, settings = terms(moved), loss_settings(moved)
     policy_BT, kl_BT = expected_gradients(moved, without_clip(settings) if dead else settings)
     return edit_batch(moved, ratio=found.ratio_BT, clipped=found.clipped_BT, gradients=policy_BT + kl_BT)
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The clipped ratio in place of the second unclipped one; bounds around 1."""
+    if spot.name in ("clamp", "clip") and len(spot.node.args) >= 2:
+        low, high = (spot.child(node) for node in spot.node.args[-2:])
+        known = {
+            part.source
+            for bound in (low, high)
+            for part in bound.all(ast.Name, ast.Attribute)
+            if not isinstance(part.parent.node, ast.Attribute)
+        }
+        if "bounds that no ratio reaches" in verdict.message and len(known) == 1:
+            range_ = known.pop()
+            yield together([low.becomes(f"1 - {range_}"), high.becomes(f"1 + {range_}")], spot.text)
+    if spot.name in ("min", "minimum", "max", "maximum") and len(spot.node.args) == 2:
+        second = spot.child(spot.node.args[1])
+        ratios = {name.node.id for name in second.all(ast.Name)}
+        for part in Spot(spot.text, spot.function).all(ast.Assign):
+            value, target = part.child(part.node.value), part.node.targets[0]
+            is_clip = value.name in ("clamp", "clip") and value.receiver is not None and isinstance(target, ast.Name)
+            if is_clip and value.receiver is not None and value.receiver.source in ratios:
+                names = [name for name in second.all(ast.Name) if name.node.id == value.receiver.source]
+                yield together([name.becomes(target.id) for name in names], spot.text)
 
 
 ILLNESS = illness(

@@ -24,7 +24,8 @@ outside of the range: then there is not enough data. Tokens at which a dual clip
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -38,12 +39,13 @@ from assay.doctor.recompute.loss import SURROGATES, expected_gradients, surrogat
 from assay.doctor.recompute.match import distance, fit_scale, tolerance
 from assay.doctor.recompute.terms import loss_settings, terms
 from assay.grpo import LOG_RATIO_LIMIT, OBJECTIVES
+from assay.programs.edits import Spot
 from assay.programs.facts.loss.signs import is_maximised, sides
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.ratio import clamp_of, has_exchanged_bounds, is_around_the_product
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 ROUNDING = 1e-5  # of the largest advantage: what is left of a difference of equal rewards
 EDGE = 1e-3  # from the clip range: rounding decides there
@@ -171,6 +173,17 @@ def _by_gradients(batch: Batch, outside_BT: Array, clipped_BT: Array) -> Verdict
 def _finding(name: str, fact: Fact, *facts: Fact, confidence: Confidence = Confidence.PROVEN) -> Verdict:
     message = f"at {fact.value} tokens outside of the clip range the loss is {SURROGATES[name]}"
     return finding(message, fact, *facts, confidence=confidence)
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The worse of the two gains; the clip around the ratio alone."""
+    other = {"max": "min", "min": "max", "maximum": "minimum", "minimum": "maximum", "fmax": "fmin", "fmin": "fmax"}
+    yield spot.renamed(other[spot.name]) if spot.name in other else None
+    product = spot.receiver
+    if spot.name in ("clamp", "clip") and product is not None and isinstance(product.node, ast.BinOp):
+        sides = product.child(product.node.left), product.child(product.node.right)
+        for ratio, kept in (sides, sides[::-1]):
+            yield spot.as_part(f"{kept.within(2)} * {ratio.tight}.clamp({spot.axes})")
 
 
 def sick() -> Evidence:

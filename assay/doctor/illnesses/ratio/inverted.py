@@ -23,7 +23,7 @@ record the negative. The KL term pulls single tokens against their advantage; it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,8 @@ from assay.doctor.illnesses.loss.loss_sign import without_gradient
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.loss import expected_gradients, kl_is_placed
 from assay.doctor.recompute.terms import nearest_ratio
+from assay.programs.edits import Spot
 from assay.programs.facts.ratio import differences, uses
-from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.verdict import Confidence, Edit, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
@@ -74,7 +74,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
                     "the denominator of the ratio",
                     places=(value.place, use.core.place),
                     why=program.kinds.why(use.ratio),
-                    edit=_exchange_sides(value),
                 )
             elif new is True and old is False:
                 yield healthy("the ratio is new over old", places=(value.place,))
@@ -194,13 +193,8 @@ def _certainty(batch: Batch, pull_N: Array, advantages_N: Array, *, kl_is_known:
     return {"confidence": Confidence.POSSIBLE, "severity": Severity.HARMFUL}
 
 
-def _exchange_sides(value: Value) -> Edit | None:
-    """The subtraction with its sides exchanged, where both are plain enough to be moved."""
-    texts = [value.place_of(name).text for name in ("input", "other")]
-    is_plain = all(text and not set(text) & set(" +-*/") and not text.endswith("..") for text in texts)
-    if value.op != "sub" or not is_plain or value.place_of("input") == value.place:
-        return None
-    return Edit(value.place, f"{texts[1]} - {texts[0]}")
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    yield spot.exchanged()
 
 
 def sick() -> Evidence:

@@ -21,12 +21,14 @@ A context manager of your own that switches gradients off is not always seen thr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.examples.scripts import GRPO, with_change
+from assay.programs.edits import Spot, names_in
 from assay.programs.facts.ratio import Difference, differences, is_differentiated, uses, without_views
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -35,7 +37,7 @@ from assay.programs.run.roles import flows
 from assay.programs.run.sight import requires_grad
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import peel
-from assay.verdict import Severity, Verdict, finding, healthy
+from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
 VIEWS = KEEPS_NUMBERS - {"detach"}
 
@@ -98,6 +100,17 @@ def _is_of_policy(run: WatchedRun, value: Value) -> bool:
         return False
     model = run.models[forward.model]
     return model.is_trained or (not run.updates and model.trainable > 0)
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The old log-probs detached, where they are made or where they are used."""
+    if isinstance(spot.node, ast.BinOp):
+        old = spot.child(spot.node.right)
+        name = old.child(old.node.value) if isinstance(old.node, ast.Subscript) else old
+        made = name.definition
+        if made is not None and not names_in(name.node) & names_in(spot.node.left):
+            yield made.followed_by(".detach()")
+        yield old.followed_by(".detach()")
 
 
 ILLNESS = illness(

@@ -25,11 +25,13 @@ ratio.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.examples.scripts import GRPO, with_change
+from assay.programs.edits import Spot
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor
 from assay.programs.facts.loss.terms import TermKind
@@ -153,11 +155,8 @@ def _is_around_zero(clamp: Value) -> bool:
 
 
 def _finding(program: Program, value: Value, at: Value, what: str, clamp: Value | None = None) -> Verdict:
-    edit = None
-    if at.op == "sub" and program.kinds.is_a(at, Kind.LOG_RATIO):
-        edit = Edit(at.place, f"torch.exp({at.place.text})") if not at.place.text.endswith("..") else None
     places = (at.place, clamp.place) if clamp is not None and clamp.place != at.place else (at.place,)
-    return finding(f"{value.shown} {what}", places=places, why=program.kinds.why(at), edit=edit)
+    return finding(f"{value.shown} {what}", places=places, why=program.kinds.why(at))
 
 
 def _sides(program: Program) -> Iterator[Verdict]:
@@ -203,6 +202,38 @@ def _without_clip(program: Program) -> Iterator[Verdict]:
                         "log-probs, not a ratio: the exp is missing"
                     )
                     yield _finding(program, value, value, what)
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """exp(new - old): an exp that is missing is added, one too many taken away, a quotient becomes a difference."""
+    node = spot.node
+    if isinstance(node, ast.Call) and spot.receiver is not None:
+        statement = spot.statement
+        if (
+            isinstance(statement.node, ast.Assign)
+            and statement.child(statement.node.targets[0]).source == spot.receiver.source
+        ):
+            yield spot.without_line()
+        yield spot.renamed("exp") if spot.name == "expm1" else None
+        if spot.name == "exp":
+            yield spot.without_call() if spot.is_method else spot.as_part(spot.receiver.source)
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub | ast.Div):
+        return
+    sides = []
+    for part in (spot.child(node.left), spot.child(node.right)):
+        sides.append(part.receiver if part.name == "exp" and part.receiver is not None else part)
+    difference = f"{sides[0].within(1)} - {sides[1].within(2)}"
+    torch = spot.text.torch
+    targets = spot.statement.node.targets if isinstance(spot.statement.node, ast.Assign) else []
+    for alias in Spot(spot.text, spot.function).all(ast.Assign):  # ratio = log_ratio
+        value = alias.node.value
+        if (
+            isinstance(value, ast.Name)
+            and [ast.unparse(target) for target in targets] == [value.id]
+            and isinstance(node.op, ast.Sub)
+        ):
+            yield alias.child(value).becomes(f"{torch}.exp({value.id})" if torch else f"{value.id}.exp()")
+    yield spot.as_part(f"{torch}.exp({difference})" if torch else f"({difference}).exp()")
 
 
 ILLNESS = illness(

@@ -29,7 +29,8 @@ finding is only possible.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -39,11 +40,12 @@ from assay.doctor.examples import SCORED, edit_batch, healthy_batch, healthy_cur
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.logprobs import may_be_sampled_by_old, versions_behind
 from assay.doctor.facts.rounding import SAME_PASS, dtype_of
+from assay.programs.edits import Spot
 from assay.programs.facts.ratio import differences, scored_apart, uses
 from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.record.metrics import MEAN_LOW_PRECISION
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SHARE = 0.01  # of the loss tokens: below this a few outliers are off, not the arithmetic
 
@@ -138,6 +140,21 @@ def _evidence(spread: float) -> Evidence:
     derived = {**of_the_loss(batch), **dict.fromkeys(SCORED)}
     off = edit_batch(batch, **derived, new_logprobs=old_BT + noise_BT, ratio=np.exp(noise_BT))
     return Evidence((off,), healthy_curves(first_ratio_max_deviation=spread))
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """Two calls that compute the sides and differ in one argument: the old side takes that of the new one."""
+    if not isinstance(spot.node, ast.BinOp):
+        return
+    sides = [spot.child(side) for side in (spot.node.left, spot.node.right)]
+    names = [side.child(side.node.value) if isinstance(side.node, ast.Subscript) else side for side in sides]
+    new, old = (name.definition for name in names)
+    if new is None or old is None or not all(isinstance(side.node, ast.Call) for side in (new, old)):
+        return
+    pairs = list(zip(new.node.args, old.node.args, strict=False))
+    differ = [(left, right) for left, right in pairs if ast.dump(left) != ast.dump(right)]
+    if new.name == old.name and len(new.node.args) == len(old.node.args) and len(differ) == 1:
+        yield old.child(differ[0][1]).becomes(new.child(differ[0][0]).source)
 
 
 ILLNESS = illness(

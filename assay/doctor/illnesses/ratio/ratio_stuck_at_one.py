@@ -30,7 +30,9 @@ learning rate of 0, updates lost in bfloat16), new equals old for that reason: s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import re
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -38,6 +40,7 @@ from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.examples.scripts import GRPO, with_change
+from assay.programs.edits import Spot, names_in
 from assay.programs.facts.optimizer.epochs import epochs_over, is_split, parts_of_rollout, turns
 from assay.programs.facts.origin import network, same_network
 from assay.programs.facts.ratio import Difference, before_detach, differences, uses, without_views
@@ -47,6 +50,7 @@ from assay.programs.program import Program
 from assay.programs.walk import main_input, walk
 from assay.verdict import (
     Confidence,
+    Edit,
     Fact,
     Severity,
     Verdict,
@@ -208,6 +212,29 @@ def _loop_branches(call: Value, loop: Loop) -> list[object]:
     start = loop.place.line
     branches = call.context.branches
     return [branch for branch in branches if branch.place.file == loop.place.file and branch.place.line >= start]
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The log-probs of the sampler, where they have a name: the only one with "old" in it."""
+    if not isinstance(spot.node, ast.BinOp):
+        return
+    whole = spot.function if isinstance(spot.function, ast.FunctionDef) else spot.text.tree
+    bound = {name.id for name in ast.walk(whole) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+    bound |= {argument.arg for argument in ast.walk(whole) if isinstance(argument, ast.arg)}
+    old = [name for name in bound if re.search(r"(^|_)old(_|$)", name) and spot.knows([name])]
+    rows = _rows(spot)
+    if len(old) == 1 and old[0] not in names_in(spot.node) and len(rows) < 2:
+        yield spot.child(spot.node.right).becomes(old[0] + "".join(f"[{name}]" for name in rows))
+
+
+def _rows(spot: Spot) -> set[str]:
+    """The names by which the loop around it takes rows out of a batch: `mb` of ref[mb]."""
+    loop = next((around for around in spot.outside if isinstance(around.node, ast.For | ast.While)), None)
+    if loop is None:
+        return set()
+    bound = {name.node.id for name in loop.all(ast.Name) if isinstance(name.node.ctx, ast.Store)}
+    slices = [part.node.slice for part in loop.all(ast.Subscript)]
+    return {index.id for index in slices if isinstance(index, ast.Name) and index.id in bound}
 
 
 def sick() -> Evidence:

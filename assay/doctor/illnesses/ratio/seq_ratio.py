@@ -24,7 +24,8 @@ belong in the correction, truncated. An objective that means the product and cli
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -34,12 +35,13 @@ from assay.doctor.examples import edit_batch, healthy_batch, of_the_loss
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.recompute.terms import stated_objective
 from assay.grpo import Objective
+from assay.programs.edits import Spot, over_mask
 from assay.programs.facts.ratio import differences, uses
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
-from assay.verdict import Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Edit, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 TOLERANCE = 1e-3  # of a log-ratio, or relative of a gradient: far above float32 rounding, far below a factor of length
 FEWEST_ROWS = 3  # rows in which mean and sum differ: one could agree with either by chance
@@ -179,6 +181,14 @@ def _of_rows(*, divided: bool) -> Batch:
     if divided:
         log_B = log_B / mask_BT.sum(axis=1)
     return edit_batch(batch, objective="gspo", ratio=np.exp(log_B), **of_the_loss(batch))
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The mean of a sequence's log-ratios in place of their sum."""
+    for part in spot.parts(1):
+        for call in part.all(ast.Call):
+            if call.name == "sum" and call.receiver is not None:
+                yield from over_mask(call, call.receiver)
 
 
 ILLNESS = illness(

@@ -27,7 +27,7 @@ that bound the ratio from above (cispo, sapo, dual clip, delta) are reported onl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from assay.doctor.examples.scripts import with_change
 from assay.doctor.recompute.arrays import plain, tensor
 from assay.doctor.recompute.terms import stated_objective
 from assay.grpo import CORRECTION_MODES, CORRECTIONS, mismatch_weights
+from assay.programs.edits import Spot
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.terms import TermKind
 from assay.programs.facts.optimizer.epochs import epochs_over, turns
@@ -47,7 +48,7 @@ from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import follow, peel, walk
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, State, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Confidence, Edit, Fact, Missing, Severity, State, Verdict, finding, healthy, not_enough_data
 
 # of new - old: a ratio of 22,000, beyond what updates on one rollout batch make of a sampled token
 LARGE_LOG_RATIO = 10.0
@@ -245,6 +246,12 @@ SICK = (
     .replace("    for epoch", "    weight = torch.exp(old - sampled)\n    for epoch")
     .replace("clipped * advantages", "clipped * weight * advantages")
 )
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """A bound of 2; not safe: the number is a choice."""
+    yield spot.followed_by(".clamp(max=2.0)", safe=False)
+
 
 ILLNESS = illness(
     __name__,

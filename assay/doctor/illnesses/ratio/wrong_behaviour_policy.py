@@ -21,10 +21,11 @@ distillation; both are left alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.examples.scripts import GRPO, with_change
+from assay.programs.edits import Spot, by_the_policy
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor
 from assay.programs.facts.loss.terms import Term, TermKind
@@ -36,7 +37,7 @@ from assay.programs.program import Program
 from assay.programs.run.draws import behaviour
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Severity, Verdict, finding, healthy
+from assay.verdict import Edit, Severity, Verdict, finding, healthy
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
@@ -112,6 +113,10 @@ def _is_weight(program: Program, factor: Value, model: Value) -> bool:
     """Whether a factor is an importance weight against the sampling network."""
     is_ratio = any(program.kinds.is_a(value, Kind.RATIO) for value in (factor, factor.input))
     return is_ratio and any(same_network(model, other) for other in program.origins.networks(factor))
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    yield from by_the_policy(spot, others[0]) if others else ()
 
 
 ILLNESS = illness(

@@ -26,6 +26,7 @@ and it is only as sure as it is that these are of the distribution that was samp
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterator, Sequence
 
@@ -36,6 +37,7 @@ from assay.doctor.evidence import Batch
 from assay.doctor.examples import SIZE, B, chosen_rows, healthy_batch, of_batch, surer
 from assay.doctor.examples.scripts import GENERATE
 from assay.doctor.facts.repeats import Completion, certainty, completions, groups_of, log_chances
+from assay.programs.edits import Spot
 from assay.programs.facts.sampling.draws import draws, is_greedy, settings_of, trained_draws
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -43,7 +45,7 @@ from assay.programs.run.draws import is_trained_on
 from assay.programs.run.watched import GenerateCall, Sampling, WatchedRun, spot_of
 from assay.programs.walk import ancestors
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Edit, Fact, Place, Severity, Verdict, finding, healthy, not_applicable
 
 SHARE = 0.9  # of the groups that must show a pattern: a seed that is reused is reused everywhere
 CHANCE = 1e-9  # that independent samples repeat so
@@ -219,6 +221,12 @@ def _sick() -> Batch:
 
 
 SICK = GENERATE.replace("    model.eval()\n", "    model.eval()\n    torch.manual_seed(0)\n")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The line that sets the seed is taken away."""
+    is_line = isinstance(spot.statement.node, ast.Expr) and spot.statement.node.value is spot.node
+    yield spot.without_line() if is_line else None
 
 
 ILLNESS = illness(

@@ -21,10 +21,12 @@ A vocabulary of 50 tokens or fewer has nothing to cut; where the script says its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.examples.scripts import GENERATE
+from assay.programs.edits import WHOLE, Spot
 from assay.programs.facts.origin import network
 from assay.programs.facts.sampling.draws import OFF, Settings, settings_of, shown_number, trained_draws
 from assay.programs.graph import Value
@@ -32,7 +34,7 @@ from assay.programs.program import Program
 from assay.programs.run.draws import cut_settings, shown_settings
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Confidence, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Edit, Severity, Verdict, finding, healthy
 
 DEFAULT_TOP_K = 50  # of transformers
 
@@ -102,6 +104,14 @@ def _is_small(draw: Value) -> bool:
 
 
 SICK = GENERATE.replace("top_k=0, top_p=1.0, ", "")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """What the checkpoint would set is set at the call."""
+    named = [name for name in WHOLE if re.search(rf"\b{name}\b", verdict.message)]
+    for names in (named, [*WHOLE][:2]):
+        missing = [name for name in names if spot.argument(name) is None]
+        yield spot.with_argument(", ".join(f"{name}={WHOLE[name]}" for name in missing)) if missing else None
 
 
 ILLNESS = illness(

@@ -28,8 +28,9 @@ finding by such log-probs is only possible.
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -38,13 +39,14 @@ from assay.doctor.evidence import Batch
 from assay.doctor.examples import SIZE, B, chosen_rows, healthy_batch, of_batch, surer
 from assay.doctor.examples.scripts import GENERATE
 from assay.doctor.facts.repeats import Completion, certainty, completions, groups_of, log_chances
+from assay.programs.edits import Spot
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.sampling.draws import draws, is_greedy, settings_of, trained_draws
 from assay.programs.facts.sampling.scoring import made_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Edit, Fact, Severity, State, Verdict, finding, healthy, not_applicable
 
 NEARLY_ALL = 0.9  # of the groups: greedy decoding and one seed leave no group out
 FEWER = 0.5  # of the share at hand is the most that may be expected: log-probs off by a little must not accuse
@@ -186,6 +188,24 @@ def _check_draw(program: Program, draw: Value) -> Verdict | None:
 def _sick() -> Batch:
     """Every group holds its first completion four times; their probability is about one in a thousand."""
     return chosen_rows(healthy_batch(), [row - row % SIZE for row in range(B)])
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """do_sample=True; a draw in place of the likeliest token."""
+    for call in (spot, *others):
+        given = call.argument("do_sample")
+        yield given.becomes("True") if given is not None else None
+    about, torch = spot.receiver, spot.text.torch
+    if spot.name == "generate":
+        yield spot.with_argument("do_sample=True")
+    if spot.name == "argmax" and about is not None and torch:
+        squeezed = ".squeeze(-1)" if spot.axes and "keepdim" not in spot.axes else ""
+        yield spot.becomes(f"{torch}.multinomial({about.source}, 1){squeezed}")
+        yield spot.becomes(f"{torch}.multinomial({torch}.softmax({about.source}, dim=-1), 1){squeezed}")
+    if isinstance(spot.node, ast.Attribute) and spot.node.attr == "indices" and torch:
+        best = spot.child(spot.node.value)
+        if best.name == "max" and best.receiver is not None:
+            yield spot.becomes(f"{torch}.multinomial({best.receiver.source}, 1).squeeze(-1)")
 
 
 ILLNESS = illness(

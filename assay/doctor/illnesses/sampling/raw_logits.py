@@ -23,9 +23,11 @@ a softmax of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 from assay.doctor.catalogue import Scripts, illness
+from assay.programs.edits import Spot
 from assay.programs.facts.kinds import PASSES, SCORES, Kind, Known, is_normalised, last_layer
 from assay.programs.facts.origin import network, same_network
 from assay.programs.graph import Value
@@ -89,16 +91,11 @@ def _weights(program: Program, sampler: Value, name: str) -> Iterator[Verdict]:
     if known is None:
         yield from _bent_weights(program, sampler, weights)
     elif known.kind is Kind.LOG_SOFTMAX or (known.kind in SCORES and _is_raw(program, known)):
-        inside = sampler.place_of(name)
-        normalised = "torch.exp({})" if known.kind is Kind.LOG_SOFTMAX else "torch.softmax({}, dim=-1)"
         what = Kind.LOGITS if known.kind is Kind.OUTPUT else known.kind
-        is_text_whole = inside is not sampler.place and not inside.text.endswith("..")
-        of_torch = sampler.op in ("multinomial", "categorical")
         yield finding(
             f"{weights.shown} are the weights of a sampler, but they are {what}: it draws in proportion to them",
             places=(sampler.place,),
             why=program.kinds.why(weights),
-            edit=Edit(inside, normalised.format(inside.text)) if is_text_whole and of_torch else None,
         )
     elif known.kind in WEIGHTS and (twice := _twice(program, weights)) is not None:
         yield _second_softmax(program, twice)
@@ -238,6 +235,36 @@ def sample(ids, steps):
 
 
 WELL = SICK.replace("multinomial(scores, 1)", "multinomial(scores.softmax(-1), 1)")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """One softmax over the vocabulary: added, taken away, or turned to the right axis."""
+    torch = spot.text.torch
+    for keyword in spot.node.keywords if spot.name == "Categorical" else ():
+        if keyword.arg in ("logits", "probs") and "already" not in verdict.message:
+            line, column = spot.child(keyword).span[:2]
+            other = "probs" if keyword.arg == "logits" else "logits"
+            yield spot.text.edit((line, column, line, column + len(keyword.arg)), other)
+    weights = spot.argument("input") or spot.receiver
+    if weights is None:
+        return
+    if spot.name == "softmax":
+        given = spot.argument("dim", 0)
+        is_batch = "which is the batch" in verdict.message
+        yield given.becomes("-1") if given is not None and is_batch else None
+        yield spot.becomes(weights.source) if "already" in verdict.message else None
+    for part in weights.parts(1):
+        for call in part.all(ast.Call):
+            about = call.receiver
+            if call.name in ("sigmoid", "relu", "abs") and about is not None and torch:
+                holder = (
+                    call.parent if isinstance(call.parent.node, ast.BinOp) and call.node is not weights.node else call
+                )
+                yield holder.becomes(f"{torch}.softmax({about.source}, dim=-1)")
+                return
+    yield (
+        weights.becomes(f"{torch}.softmax({weights.source}, dim=-1)") if torch else weights.followed_by(".softmax(-1)")
+    )
 
 
 ILLNESS = illness(

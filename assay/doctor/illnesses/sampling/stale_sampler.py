@@ -33,7 +33,8 @@ engine_mismatch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -43,12 +44,13 @@ from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.examples.scripts import with_change
 from assay.doctor.facts.logprobs import mean_distance, versions_behind
 from assay.doctor.facts.rounding import limit_between_passes
+from assay.programs.edits import Spot, by_the_policy
 from assay.programs.facts.sampling.stale_copies import samplers
 from assay.programs.program import Program
 from assay.programs.run.draws import behaviour
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
 
 # of old and sampler: older weights give similar numbers, other tokens or rows do not
 LEAST_CORRELATION = 0.8
@@ -206,6 +208,18 @@ WELL_SCRIPT = (
 
 
 SICK_SCRIPT = WELL_SCRIPT.replace("    sampler.load_state_dict(policy.state_dict())\n", "")
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """A copy that is not the reference gets the weights before each rollout; else the policy itself samples."""
+    draw = others[0] if others else None
+    if draw is None:
+        return
+    target = spot.statement.node.targets[0] if isinstance(spot.statement.node, ast.Assign) else None
+    is_reference = isinstance(target, ast.Name) and "ref" in target.id
+    if isinstance(target, ast.Name) and not is_reference and spot.receiver is not None and spot.name == "deepcopy":
+        yield draw.with_line_before(f"{target.id}.load_state_dict({spot.receiver.source}.state_dict())")
+    yield from by_the_policy(draw, spot)
 
 
 ILLNESS = illness(

@@ -30,7 +30,9 @@ the model asked again, a policy that grew sharper since the sampler got its weig
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import re
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -39,6 +41,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import LOOP
 from assay.doctor.facts.logprobs import both_finite, gap_between, logprobs_before_update, versions_behind
+from assay.programs.edits import Spot, names_in, together
 from assay.programs.facts.sampling.draws import Trained, is_greedy, settings_of, trained_draws, weights_of
 from assay.programs.facts.sampling.scoring import Scale, scale_of
 from assay.programs.graph import Value
@@ -46,7 +49,7 @@ from assay.programs.program import Program
 from assay.programs.walk import main_input, walk
 from assay.record.batch import Array
 from assay.record.metrics import MEAN_LOW_PRECISION
-from assay.verdict import Confidence, Fact, Missing, Place, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Edit, Fact, Missing, Place, Severity, Verdict, finding, healthy
 
 SIDES = {"old_logprobs": "the trainer's old", "new_logprobs": "the trainer's new", "sampler_logprobs": "the sampler's"}
 MANY_TOKENS = 64  # tokens: a fit of fewer may be chance
@@ -283,6 +286,35 @@ def _sharper(logprobs_BT: Array, temperature: float) -> Array:
     return logprobs_BT / temperature - np.logaddexp(logprobs_BT / temperature, others_BT / temperature)
 
 
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """The logits of the scoring divided by what the sampler divides by."""
+    logits = spot.argument("logits") or spot.argument("input") or spot.receiver
+    if isinstance(spot.node, ast.BinOp) and isinstance(spot.node.op, ast.Div):  # divided behind the softmax
+        inner = spot.child(spot.node.left)
+        about = inner.receiver
+        if about is not None:
+            below = spot.child(spot.node.right)
+            behind = spot.text.edit((*inner.span[2:], *spot.span[2:]), "")
+            yield together([about.becomes(f"{about.within(2)} / {below.within(3)}"), behind], spot.text)
+        return
+    if logits is None:
+        return
+    texts = _divisors(verdict, spot, others)
+    for part in logits.parts(1):
+        for product in part.all(ast.BinOp):
+            yield product.with_operator("/") if isinstance(product.node.op, ast.Mult) else None
+    made = logits.definition
+    for text in dict.fromkeys(texts):
+        if not spot.knows(names_in(ast.parse(text))):
+            continue
+        yield made.becomes(f"{made.within(2)} / {text}") if made is not None else None
+        yield logits.becomes(
+            f"{logits.within(2)} / {text}"
+            if logits.parent.node is spot.node and not spot.is_method
+            else f"({logits.within(2)} / {text})"
+        )
+
+
 def sick() -> Evidence:
     """The engine sampled at 0.7; old and new are those of temperature 1."""
     batch = healthy_batch(temperature=0.7)
@@ -300,6 +332,24 @@ def well() -> Evidence:
 SICK = LOOP.replace(
     "logits = model(ids)[:, prompts.shape[1] - 1:-1] / TEMPERATURE", "logits = model(ids)[:, prompts.shape[1] - 1:-1]"
 )
+
+
+def _divisors(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> list[str]:
+    """What the sampler divides by as the scoring may write it: its own name, a parameter, the number."""
+    found: list[Spot] = []
+    for draw in others[:1]:
+        given = draw.argument("temperature")
+        products = [] if given is not None else Spot(draw.text, draw.function).all(ast.BinOp)
+        found += [given] if given is not None else []
+        found += [part.child(part.node.right) for part in products if isinstance(part.node.op, ast.Div)]
+    own = spot.function.args.args if isinstance(spot.function, ast.FunctionDef) else []
+    texts = [argument.arg for argument in own if argument.arg.startswith("temp")]
+    texts += [
+        divisor.source for divisor in found if re.fullmatch(r"[\w.]*(temp|tau)\w*", divisor.source, re.IGNORECASE)
+    ]
+    number = re.search(r"drawn at temperature ([\d.]+)", verdict.message)
+    return texts or ([number[1]] if number else [])
+
 
 ILLNESS = illness(
     __name__,

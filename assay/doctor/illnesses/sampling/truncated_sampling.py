@@ -28,8 +28,10 @@ scales the gradient.
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -38,6 +40,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import GENERATE
 from assay.doctor.facts.logprobs import both_finite, logprobs_before_update
+from assay.programs.edits import WHOLE, Spot
 from assay.programs.facts.kinds import SCORES, Kind
 from assay.programs.facts.origin import is_network_call
 from assay.programs.facts.sampling.draws import is_greedy, settings_of, shown_number, trained_draws, weights_of
@@ -48,7 +51,7 @@ from assay.programs.run.draws import MOST_DRAWS, chain, cut_settings, draw_weigh
 from assay.programs.run.roles import is_corrected
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import peel, walk
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_enough_data
+from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, not_enough_data
 
 OF_VOCABULARY = (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
 FEWEST_TOKENS = 16  # tokens
@@ -227,6 +230,18 @@ def _scores_cut(run: WatchedRun) -> bool:
     """Whether the log-probs in the loss were cut as well."""
     pieces = [piece for backward in run.backwards[:2] for piece in backward.pieces]
     return any(value.op in ("topk", "sort") for piece in pieces for value in chain(piece.new))
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """All of the distribution is drawn from."""
+    named = re.search(r"with (\w+) = ", verdict.message)
+    wanted = WHOLE.get(named[1]) if named else None
+    if wanted is None or named is None:
+        return
+    yield spot.becomes(wanted) if isinstance(spot.node, ast.Constant) else None
+    for call in (spot, *others):
+        given = call.argument(named[1])
+        yield given.becomes(wanted) if given is not None else None
 
 
 def sick() -> Evidence:

@@ -22,10 +22,12 @@ is freed already: what is kept is then small, but still grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.examples.scripts import with_change
+from assay.programs.edits import Spot, together
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.facts.optimizer.ownership import contains, direct_parts, is_network
@@ -55,12 +57,9 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if kept is append:
             yield healthy("what is collected carries no graph", places=(append.place,))
         elif kept is not None:
-            inside = append.place_of("value")
-            plain = inside is not append.place and kept is append.argument("value") and not inside.text.endswith("..")
             yield finding(
                 f"`{append.place.text}` keeps {kept.shown} with its graph",
                 places=(append.place, kept.place),
-                edit=Edit(inside, f"{inside.text}.item()") if plain and inside.text.isidentifier() else None,
             )
     for value in program.of("in_place", "add"):
         added = _summand(program, value, behind)
@@ -199,6 +198,19 @@ def _sums_of_losses(run: WatchedRun) -> Iterator[Verdict]:
 WELL = with_change("for step in range(100):\n", "losses = []\nfor step in range(100):\n").replace(
     "        optimizer.step()\n", "        optimizer.step()\n        losses.append(loss.item())\n"
 )
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    """Numbers in place of tensors with their graphs."""
+    node = spot.node
+    if isinstance(node, ast.AugAssign):
+        yield spot.child(node.value).followed_by(".item()")
+    given = node.args[0] if isinstance(node, ast.Call) and node.args else None
+    parts = given.elts if isinstance(given, ast.Tuple | ast.List) else [given] if given is not None else []
+    names = [spot.child(part) for part in parts if isinstance(part, ast.Name)]
+    for name in names:
+        yield name.followed_by(".item()")
+    yield together([name.followed_by(".item()") for name in names], spot.text)
 
 
 ILLNESS = illness(

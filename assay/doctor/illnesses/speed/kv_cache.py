@@ -29,6 +29,7 @@ from itertools import pairwise
 
 from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.examples.scripts import GRPO, with_change
+from assay.programs.edits import Spot
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.modes import mode_at
 from assay.programs.facts.origin import network, same_network
@@ -37,7 +38,7 @@ from assay.programs.program import Program
 from assay.programs.run.sight import sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
-from assay.verdict import Place, Severity, Verdict, finding, healthy
+from assay.verdict import Edit, Place, Severity, Verdict, finding, healthy
 
 LEAST_PASSES = 4  # inside one generate(), or in one loop
 
@@ -132,6 +133,12 @@ def _without_cache(widths: Sequence[int], place: Place) -> Verdict:
         f"{len(widths)} reads {widths[-1]}",
         places=(place,),
     )
+
+
+def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:
+    for call in (spot, *others) if "generates" in verdict.message else ():
+        given = call.argument("use_cache")
+        yield given.becomes("True") if given is not None else None
 
 
 ILLNESS = illness(
