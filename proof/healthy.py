@@ -93,7 +93,6 @@ HEALTHY_RUNS: tuple[Healthy, ...] = (
         ("task.options.min_digits=1", "task.options.max_digits=2", "model.warm_steps=120"),
         steps=40,
     ),
-    Healthy("too_hard", (f"{_REWARDS}:impossible",), steps=16),
     Healthy("top_k", ("rollout.top_k=5", "rollout.top_p=0.95")),
     Healthy("temperature_low", ("rollout.temperature=0.7",)),
     Healthy("temperature_high", ("rollout.temperature=1.3", "optimizer.epochs=1")),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 NUMBERS = 2_000_000  # that are copied to be compared
+MANY = 1000  # numbers that are not all of 16 bits by chance
 OF_EACH = 64  # numbers of each tensor, where only those with the largest gradients are compared
 
 
@@ -78,6 +79,8 @@ class Weights:
             numbers["smallest_step"] = min(floors)
         if self.tensors:
             numbers["weight_bits"] = min(torch.finfo(tensor.dtype).bits for tensor in self.tensors)
+            if compared >= MANY and all(_is_rounded(now) for now in self._after):
+                numbers["weight_bits"] = 16  # whatever holds them: something rounds them after each step
         if not self.is_sample:
             numbers |= {"update_norm": moved**0.5, "numbers_changed_share": sum(changed) / max(compared, 1)}
         return numbers
@@ -101,6 +104,11 @@ def _largest(gradient: Tensor | None) -> Tensor | None:
         return None
     sizes = gradient.detach().flatten().abs()
     return sizes.topk(min(OF_EACH, sizes.numel())).indices
+
+
+def _is_rounded(numbers: Tensor) -> bool:
+    """Whether 16 bits of each number would hold it."""
+    return bool((numbers.to(torch.bfloat16).to(numbers.dtype) == numbers).all())
 
 
 def _smallest_step(numbers: Tensor) -> float:

@@ -31,7 +31,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.facts.prompts import prompt_keys
 from assay.doctor.facts.repeats import completions
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 NEARLY = 1e-5  # of the largest reward: float32
 MOST_VALUES = 32  # of rewards: one with noise in it has as many as rows
@@ -50,6 +50,11 @@ def check_batch(batch: Batch) -> Verdict:
             f"{len(asked)} rows were scored again in another order and got the same reward", Fact("rows", len(asked))
         )
     row = int(off[0])
+    # rewards at other rows are exchanged: some rows get more and others less, of the same values
+    more, known = again_B[off] > rewards_B[off], {round(float(reward), 5) for reward in again_B[asked]}
+    is_exchange = more.any() and not more.all() and all(round(float(reward), 5) in known for reward in rewards_B[off])
+    if not is_exchange:
+        return not_applicable("what the trainer takes for the reward is made of it by a formula")
     return finding(
         f"{len(off)} of {len(asked)} rows get another reward than that on record when scored in another order",
         Fact("reward on record", float(rewards_B[row]), None, batch.step, row),

@@ -49,8 +49,8 @@ from assay.verdict import (
     Verdict,
     finding,
     healthy,
+    likely,
     not_enough_data,
-    suspected,
 )
 
 MEAN = 1e-3  # of a whitened row: 0 except for rounding
@@ -96,7 +96,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if not found.by_row:
             yield healthy("the tokens of all rows are whitened together", places=(found.value.place,))
             continue
-        yield suspected(
+        yield likely(
             f"`{found.value.place.text}` whitens the tokens of each row by themselves: a good row and a bad one get "
             "the same advantages",
             places=(found.value.place,),

@@ -34,6 +34,7 @@ from assay.doctor.facts.trend import STEPS, is_solved, quarter_medians
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, seen_directly
 
 LARGE_KL = 1.0  # nats per token from the reference; trained models of the field stay below 0.3
+NOWHERE = 5.0  # nats per token: the answers have nothing in common with those of the reference
 RETURNING = 0.8  # last quarter / second quarter: less is a policy that comes back
 JUMP = 0.5  # nats per token within one step; a sound step makes 0.001
 JUMP_RATIO = 20.0  # and this many times the usual
@@ -52,9 +53,10 @@ def check_curves(curves: Curves) -> Verdict:
         first, second, _, last = quarter_medians(ref_N, "ref_kl")
         facts += [Fact("ref_kl of the first quarter", first), Fact("ref_kl of the last quarter", last, LARGE_KL)]
         if last > LARGE_KL and last > RETURNING * second and not is_solved(curves):
-            return finding(
+            return seen_directly(
                 f"the policy is {last:.2g} nats per token away from its reference ({first:.2g} in the first quarter)",
                 *facts,
+                confidence=Confidence.LIKELY if last > NOWHERE else Confidence.POSSIBLE,
             )
     if curves.has("old_kl"):
         (old_N,) = curves.need("old_kl")
@@ -107,5 +109,5 @@ ILLNESS = illness(
     ),
     sick=lambda: of_curves(healthy_curves(ref_kl=np.geomspace(0.01, 4.0, 60))),
     well=lambda: of_curves(healthy_curves(ref_kl=np.minimum(np.geomspace(0.01, 4.0, 60), 0.4))),
-    explains=frozenset({"MET01", "MET05"}),
+    explains=frozenset({"MET01", "MET05", "MET08"}),
 )

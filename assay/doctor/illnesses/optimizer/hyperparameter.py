@@ -44,10 +44,22 @@ from assay.doctor.evidence import Curves
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.trend import is_solved, quarter_medians
+from assay.doctor.illnesses.metrics import policy_collapse
 from assay.doctor.recompute.terms import stated_objective
 from assay.programs.facts.optimizer.hyperparameters import RATES, settings
 from assay.programs.program import Program
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data, seen_directly
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    State,
+    Verdict,
+    finding,
+    healthy,
+    not_enough_data,
+    seen_directly,
+)
 
 CUT_OFF = 0.9  # of the answers, from the first quarter to the last
 
@@ -136,6 +148,7 @@ def check_curves(curves: Curves) -> Verdict:
         gravest = max(severities, key=lambda severity: severity.rank)
         # no run learns with a rate of 0, and none is known that survives one far above every limit
         is_deadly = "learning_rate" in known and (rate <= 0 or rate > fatal)
+        is_deadly = is_deadly or (rate > harmful and _is_lost(curves))
         sure = Confidence.LIKELY if is_deadly else Confidence.POSSIBLE
         return seen_directly("; ".join(complaints), *facts, confidence=sure, severity=gravest)
     if rate and len(ranges) > 1:
@@ -143,6 +156,13 @@ def check_curves(curves: Curves) -> Verdict:
     if rate > ranges[0].usual[1]:
         return healthy(f"{len(known)} settings are not far from usual; learning_rate: {_usual(ranges, settings)}")
     return healthy(f"{len(known)} settings are within their usual ranges")
+
+
+def _is_lost(curves: Curves) -> bool:
+    try:
+        return policy_collapse.check_curves(curves).state is State.FINDING
+    except Missing:
+        return False
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
