@@ -24,8 +24,11 @@ _SUMS = frozenset(
     "add sub mul div tensor listing phi cast leave view reshape flatten unsqueeze squeeze index expand "
     "repeat_interleave stack cat mean std sum clone detach neg element clamp sqrt pow var setitem".split()
 )
+_NOISE = ("randn", "randn_like", "normal", "gauss")
+_DRAWS = frozenset("generate multinomial sample rsample".split())
 _OF_TEXT = frozenset("replace strip lstrip rstrip lower upper splitlines startswith endswith removeprefix".split())
 _MOST_VALUES = 200
+_MOST_BEHIND = 3_000
 _LONGEST_PATTERN = 400  # characters of a pattern
 FAINT_NOISE = 0.05  # a factor on noise that only breaks ties
 
@@ -62,15 +65,43 @@ def random_rewards(program: Program) -> Iterator[Flaw]:
 
 def _judges_too(program: Program, chance: Value) -> bool:
     """Whether a reward with chance in it is made of drawn tokens or actions as well: of an environment's state, say."""
-    if chance.name.startswith("random."):
-        return False  # one number, drawn where the reward is made
+    if _is_exploration(program, chance):
+        return True
     for factor in policy_weights(program):
-        behind = list(islice(ancestors(factor), 600))
-        if any(value is chance for value in behind) and any(
-            program.kinds.is_a(value, Kind.SAMPLED) for value in behind
-        ):
+        behind = list(islice(ancestors(factor), _MOST_BEHIND))
+        if not any(value is chance for value in behind):
+            continue
+        drawn = [
+            value
+            for value in behind
+            if value.op in _DRAWS or program.kinds.is_a(value, Kind.SAMPLED) or _is_exploration(program, value)
+        ]
+        # one number that is drawn where the reward is made is no state
+        if drawn and (not chance.name.startswith("random.") or _is_state(chance, drawn)):
             return True
     return False
+
+
+def _is_state(chance: Value, drawn: list[Value]) -> bool:
+    """Whether it is kept, was drawn before the actions, or is seen by the policy: where an episode starts, the wind."""
+    made = walk(chance, lambda value: [user for user in value.users if user.op in _SUMS or user.op == "setattr"])
+    if any(value.op == "setattr" for value in islice(made, _MOST_VALUES)):
+        return True
+    return any(chance.order < draw.order or chance in islice(ancestors(draw), _MOST_BEHIND) for draw in drawn)
+
+
+def _is_exploration(program: Program, chance: Value) -> bool:
+    """Noise on the output of a network: the draw of an action, mean + std * noise."""
+    scaled = [user for user in chance.users if user.op == "mul"]
+    return (
+        chance.op == "call"
+        and chance.name.rpartition(".")[2] in _NOISE
+        and any(
+            user.op == "add" and any(program.origins.forwards(part) for part in user.inputs if part is not noise)
+            for noise in (chance, *scaled)
+            for user in noise.users
+        )
+    )
 
 
 def unequal_comparisons(program: Program) -> Iterator[Flaw]:
