@@ -34,6 +34,7 @@ _SHELLS = frozenset({"wrapped", "cast", "moved", "submodule"})  # around a netwo
 _REGISTERS = ("add_module", "register_module", "register_parameter", "set_submodule")
 _ADAPTERS = re.compile(r"lora|adapter|peft|inject|trainable|unfreeze", re.I)
 _ADAPTER = re.compile(r"lora|adapt|low_?rank|peft", re.I)  # in the words of who makes them by hand
+_PLAIN = re.compile(r"^given_(base|plain|reference|ref|frozen|(no|without|disable|skip)_)", re.I)
 _BY_NAME = re.compile(r"^(disable|enable|set)_(adapter|lora)|^(un)?merge_(adapter|lora)", re.I)
 _MOST_BEHIND = 200
 
@@ -193,7 +194,7 @@ class Origins:
     def _is_switched_by_hand(self, call: Value) -> bool:
         """Whether switches stand otherwise than in the passes of the same network that are differentiated."""
         model = call.arguments.get("model")
-        if model is None or not call.context.no_grad or not self._switches:
+        if model is None or not call.context.no_grad or not (self._switches or _is_told_off(call)):
             return False
         trained = [
             other
@@ -203,7 +204,9 @@ class Origins:
             if other.op == "forward" and not other.context.no_grad and same_network(other.arguments["model"], model)
         ]
         mine = self._settings_at(call, model)
-        return bool(trained) and all(mine != self._settings_at(other, model) for other in trained)
+        return bool(trained) and all(
+            mine != self._settings_at(other, model) or _is_told_off(call) > _is_told_off(other) for other in trained
+        )
 
     def _settings_at(self, call: Value, model: Value) -> dict[str, object]:
         """How each switch stands when a pass runs; before the first of its kind as the last one leaves it."""
@@ -277,6 +280,15 @@ def _is_flag(value: Value) -> bool:
     around = [branch.condition.place.text for branch in value.context.branches]
     words = [value.name, value.place.text, *around, *value.context.functions]
     return any(_ADAPTER.search(word) for word in words)
+
+
+def _is_told_off(call: Value) -> bool:
+    """policy(ids, adapters=False), policy(ids, base_only=True)"""
+    return any(
+        (value.constant is False and _ADAPTER.search(name)) or (value.constant is True and _PLAIN.search(name))
+        for name, value in call.arguments.items()
+        if name.startswith("given_")
+    )
 
 
 def _switch(value: Value) -> str:

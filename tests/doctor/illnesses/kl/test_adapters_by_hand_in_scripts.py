@@ -1,7 +1,7 @@
 """Adapters made by hand: the reference is the same network with them off (KL05), and its base is frozen (OPT02)."""
 
 import pytest
-from doctor.illnesses.read_script import codes_in
+from doctor.illnesses.read_script import codes_in, edit_script
 
 from assay.doctor.catalogue import catalogue
 
@@ -168,6 +168,37 @@ def test_the_network_with_its_adapters_off_is_a_reference(form, tmp_path):
 @pytest.mark.parametrize("form", ITSELF)
 def test_the_trained_network_as_its_own_reference_is_found(form, tmp_path):
     assert codes_in(script(*ITSELF[form]), tmp_path, ["KL05"]) == {"KL05"}
+
+
+TOLD = (
+    ("    def forward(self, x):\n        y = self", "    def forward(self, x, adapt=True):\n        y = self"),
+    ("if self.on and LowRank.active and ADAPT:", "if adapt:"),
+    ("    def forward(self, x):\n        return", "    def forward(self, x, adapt=True):\n        return"),
+    ("self.one(x)", "self.one(x, adapt)"),
+    ("self.drop(torch.tanh(self.one(x, adapt))))", "self.drop(torch.tanh(self.one(x, adapt))), adapt)"),
+    (
+        "    def adapt(self):",
+        "    def plain(self, x):\n        return self.forward(x, adapt=False)\n\n    def adapt(self):",
+    ),
+)
+SCORE = "def score(net, x, actions, use_adapters=True):\n    return net(x, use_adapters).gather(1, actions)\n"
+
+
+@pytest.mark.parametrize(
+    ("reference", "codes"),
+    [
+        ("ref = policy(x, adapt=False).gather(1, actions)", set()),
+        ("ref = policy(x, False).gather(1, actions)", set()),
+        ("ref = policy.plain(x).gather(1, actions)", set()),
+        ("ref = score(policy, x, actions, use_adapters=False)", set()),
+        ("ref = policy(x, adapt=True).gather(1, actions)", {"KL05"}),
+        ("ref = policy(x, True).gather(1, actions)", {"KL05"}),
+        ("ref = score(policy, x, actions)", {"KL05"}),
+    ],
+)
+def test_a_pass_that_is_told_to_leave_the_adapters_out_is_a_reference(reference, codes, tmp_path):
+    text = edit_script(script(SCORE, reference), *TOLD)
+    assert codes_in(text, tmp_path, every_code()) == codes
 
 
 ALL = "optimizer = torch.optim.AdamW(policy.parameters(), lr=2e-3)"
