@@ -13,7 +13,7 @@ from assay.programs.facts.sampling.tokens import is_text
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.walk import ancestors, walk
+from assay.programs.walk import ancestors, peel, walk
 
 _CHANCE = frozenset(
     "random.random random.uniform random.gauss random.randint random.choice random.betavariate numpy.random.rand "
@@ -27,6 +27,9 @@ _SUMS = frozenset(
 _NOISE = ("randn", "randn_like", "normal", "gauss")
 _DRAWS = frozenset("generate multinomial sample rsample".split())
 _OF_TEXT = frozenset("replace strip lstrip rstrip lower upper splitlines startswith endswith removeprefix".split())
+_FILLS = frozenset("zeros empty full ones zeros_like empty_like full_like ones_like".split())
+_FORMS = frozenset("setitem index phi view reshape flatten clone squeeze unsqueeze".split())
+_FRACTIONS = frozenset("exp div sigmoid tanh sqrt mean std softmax rsqrt reciprocal log".split())
 _MOST_VALUES = 200
 _MOST_BEHIND = 3_000
 _LONGEST_PATTERN = 400  # characters of a pattern
@@ -37,6 +40,7 @@ FAINT_NOISE = 0.05  # a factor on noise that only breaks ties
 class Flaw:
     value: Value
     reason: str
+    fix: str = ""
 
 
 def numbers(program: Program) -> list[Value]:
@@ -213,3 +217,42 @@ def constant_rewards(program: Program) -> Iterator[Flaw]:
             repeated = data is not None and (data.op == "list_repeat" or not getattr(data.thing, "exact", True))
             if len(elements) == 1 and repeated and isinstance(elements[0].constant, int | float):
                 yield Flaw(value, "every reward is the same number")
+
+
+def cut_off_rewards(program: Program) -> Iterator[Flaw]:
+    """Rewards with fractions that are written into a tensor of integers: reward = torch.zeros_like(actions)."""
+    for value in program.of("setitem"):
+        written = value.argument("value")
+        if id(value) not in program.policy_factor_ids or written is None or value.input is None:
+            continue
+        if _has_fractions(written) and _is_of_integers(program, value.input):
+            reason = "fractions are cut off, since it is written into a tensor of integers"
+            yield Flaw(value, reason, "Make the tensor of rewards with dtype=torch.float.")
+
+
+def _has_fractions(value: Value) -> bool:
+    inner = peel(value, ("leave", "cast", "index", "neg", "squeeze"))
+    if isinstance(inner.constant, float):
+        return inner.constant != int(inner.constant)
+    return inner.op in _FRACTIONS
+
+
+def _is_of_integers(program: Program, value: Value, depth: int = 8) -> bool:
+    """A tensor that is made like drawn tokens or actions, or as one of integers."""
+    last = value.name.rpartition(".")[2]
+    dtype = value.argument("dtype")
+    if depth == 0:
+        return False
+    if dtype is not None:
+        return dtype.place.text.rpartition(".")[2] in ("long", "int", "int64", "int32") and last in _FILLS
+    if value.op == "call" and last.endswith("_like") and last in _FILLS:
+        inner = value.argument("0") or value.argument("input")
+        return inner is not None and _is_of_integers(program, inner, depth - 1)
+    if value.op in _FORMS:
+        inner = value.input or value.argument("0")
+        return inner is not None and _is_of_integers(program, inner, depth - 1)
+    return value.op in ("multinomial", "generate") or (
+        value.op != "cast"
+        and program.kinds.is_a(value, Kind.SAMPLED)
+        and not any(part.op == "cast" for part in islice(ancestors(value), 20))
+    )

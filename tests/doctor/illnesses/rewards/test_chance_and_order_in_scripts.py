@@ -102,6 +102,60 @@ for turn in range(200):
     assert codes_in(text, tmp_path, ["REW01"]) == set()
 
 
+PAINT = """
+import torch
+import torch.nn as nn
+from task import colours, likeness
+
+painter = nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 5))
+optimizer = torch.optim.Adam(painter.parameters(), lr=1e-3)
+
+def judge(colour, strokes):
+    reward = MADE
+    for i in range(len(strokes)):
+        reward[i] = WRITTEN
+    return reward
+
+for step in range(50):
+    colour = colours(8).repeat_interleave(8, 0)
+    with torch.no_grad():
+        weights = torch.softmax(painter(colour), -1)
+        strokes = torch.multinomial(weights, 1)
+        old = weights.log().gather(1, strokes)
+    rewards = judge(colour, strokes).float().view(8, 8)
+    advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)).view(-1, 1)
+    for epoch in range(2):
+        new = torch.log_softmax(painter(colour), -1).gather(1, strokes)
+        ratio = (new - old).exp()
+        loss = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+NEAR = "torch.exp(-likeness(strokes[i], colour[i]))"
+
+
+@pytest.mark.parametrize(
+    ("made", "written", "codes"),
+    [
+        ("torch.zeros(len(strokes))", NEAR, set()),
+        ("torch.zeros_like(strokes[:, 0], dtype=torch.float)", NEAR, set()),
+        ("torch.zeros_like(strokes[:, 0]).float()", NEAR, set()),
+        ("torch.zeros_like(strokes.float()[:, 0])", NEAR, set()),
+        ("torch.zeros_like(colour[:, 0])", NEAR, set()),
+        ("torch.zeros_like(strokes[:, 0])", "1", set()),
+        ("torch.zeros_like(strokes[:, 0])", "likeness(strokes[i], colour[i])", set()),
+        ("torch.zeros_like(strokes[:, 0])", NEAR, {"REW01"}),
+        ("torch.zeros_like(strokes.squeeze(1))", f"{NEAR}.item()", {"REW01"}),
+        ("torch.zeros(len(strokes), dtype=torch.long)", "torch.sigmoid(likeness(strokes[i], colour[i]))", {"REW01"}),
+        ("torch.empty_like(strokes[:, 0])", "likeness(strokes[i], colour[i]) / 9", {"REW01"}),
+    ],
+)
+def test_fractions_in_a_tensor_of_integers_are_cut_off(made, written, codes, tmp_path):
+    text = PAINT.replace("MADE", made).replace("WRITTEN", written)
+    assert codes_in(text, tmp_path, ["REW01"]) == codes
+
+
 REWARDS = "[reward(text, answers) for text in tokenizer.batch_decode(completions)]"
 WITHIN_AN_ANSWER = {
     "letters, each once": "sum(0.5 for c in set(text) if c in answers)",
