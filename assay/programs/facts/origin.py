@@ -210,9 +210,9 @@ class Origins:
 
     def _settings_at(self, call: Value, model: Value) -> dict[str, object]:
         """How each switch stands when a pass runs; before the first of its kind as the last one leaves it."""
-        own = [one for one in self._switches if one.op != "load_state_dict" or _loads(one, model)]
-        own.sort(key=lambda one: (one.order < call.order, one.order))
-        return {_switch(one): _position(one) for one in own}
+        own = [switch for switch in self._switches if switch.op != "load_state_dict" or _loads(switch, model)]
+        own.sort(key=lambda switch: (switch.order < call.order, switch.order))
+        return {_switch(switch): _position(switch) for switch in own}
 
     def trained(self) -> list[Value]:
         """The networks whose parameters an optimizer holds; else those through which a loss is differentiated."""

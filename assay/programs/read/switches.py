@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from assay.programs.read.things import Class, Function
 
@@ -51,14 +51,14 @@ def switches_network(manager: Function | Class) -> bool:
     return bool((attributes | variables) & read - _SAME_FUNCTION)
 
 
-def _with_called(tree: ast.Module, entered: list[ast.AST]) -> Iterator[ast.AST]:
+def _with_called(tree: ast.Module, entered: Sequence[ast.AST]) -> Iterator[ast.AST]:
     """Functions, and those of the file that they call by name."""
     defined: dict[str, list[ast.AST]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             defined.setdefault(node.name, []).append(node)
     seen: set[int] = set()
-    waiting = list(entered)
+    waiting: list[ast.AST] = list(entered)
     for _ in range(_DEEPEST):
         following: list[ast.AST] = []
         for node in waiting:
@@ -66,7 +66,7 @@ def _with_called(tree: ast.Module, entered: list[ast.AST]) -> Iterator[ast.AST]:
                 seen.add(id(node))
                 yield node
                 called = {_last(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
-                following += [one for name in called for one in defined.get(name, ())]
+                following += [function for name in called for function in defined.get(name, ())]
         waiting = following
 
 

@@ -80,7 +80,7 @@ def _judges_too(program: Program, chance: Value) -> bool:
             for value in behind
             if value.op in _DRAWS or program.kinds.is_a(value, Kind.SAMPLED) or _is_exploration(program, value)
         ]
-        # one number that is drawn where the reward is made is no state
+        # one number that is drawn where the reward is made is not a state
         if drawn and (not chance.name.startswith("random.") or _is_state(chance, drawn)):
             return True
     return False

@@ -16,7 +16,8 @@ from assay.programs.read.things import Listing, Table
 from assay.programs.walk import ancestors, loop_source
 
 _THROUGH = ("phi", "leave", "cast", "tensor", "clone", "progress", "enumerate", "detach")
-_REDUCTIONS = frozenset("sum any all max min mean len median set sorted fmean".split())
+_REDUCTIONS = frozenset("sum any all max min mean len median".split())
+_UNORDERED_RESULTS = ("builtins.any", "builtins.all", "builtins.set", "set", "sorted", "statistics.fmean")
 _UNORDERED = ("as_completed", "imap_unordered")
 
 
@@ -122,7 +123,7 @@ def _makes_one_number(program: Program, loop: Loop) -> bool:
         and any(part.context.loops[len(value.context.loops) :][:1] == (loop,) for part in value.thing.elements)
     )
     return not any(value is not None and id(value) in factors for value in appended) and all(
-        user.op in _REDUCTIONS or user.name.removeprefix("builtins.") in _REDUCTIONS
+        user.op in _REDUCTIONS or user.name in _UNORDERED_RESULTS
         for value in listed
         for user in value.users
         if id(user) in factors
