@@ -29,6 +29,7 @@ _DRAWS = frozenset("generate multinomial sample rsample".split())
 _OF_TEXT = frozenset("replace strip lstrip rstrip lower upper splitlines startswith endswith removeprefix".split())
 _FILLS = frozenset("zeros empty full ones zeros_like empty_like full_like ones_like".split())
 _FORMS = frozenset("setitem index phi view reshape flatten clone squeeze unsqueeze".split())
+_SHAPED = frozenset("tensor cast view reshape unsqueeze squeeze index expand".split())
 _FRACTIONS = frozenset("exp div sigmoid tanh sqrt mean std softmax rsqrt reciprocal log".split())
 _MOST_VALUES = 200
 _MOST_BEHIND = 3_000
@@ -215,8 +216,19 @@ def constant_rewards(program: Program) -> Iterator[Flaw]:
             data = value.argument("data")
             elements = data.thing.elements if data is not None and isinstance(data.thing, Listing) else []
             repeated = data is not None and (data.op == "list_repeat" or not getattr(data.thing, "exact", True))
-            if len(elements) == 1 and repeated and isinstance(elements[0].constant, int | float):
+            is_one = len(elements) == 1 and repeated and isinstance(elements[0].constant, int | float)
+            if is_one and not _is_factor(value):
                 yield Flaw(value, "every reward is the same number")
+
+
+def _is_factor(value: Value) -> bool:
+    """Whether numbers only weigh others: rewards * torch.tensor(weights)."""
+    users = [
+        user
+        for user in walk(value, lambda current: current.users if current.op in _SHAPED else ())
+        if user.op not in _SHAPED
+    ]
+    return bool(users) and all(user.op in ("mul", "div", "matmul") for user in users)
 
 
 def cut_off_rewards(program: Program) -> Iterator[Flaw]:
