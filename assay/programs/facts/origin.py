@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from itertools import islice
 
 from assay.programs.facts.kinds import Kind, Kinds
 from assay.programs.graph import UNKNOWN, Graph, Value
@@ -30,6 +32,12 @@ _FORM = frozenset("device dtype shape ndim size dim numel".split())  # of a tens
 NETWORKS = frozenset({"instance", "pretrained", "deepcopy", "module"})
 _PARTS = frozenset("module base_model model lm_head transformer score v_head value_head embed_out backbone".split())
 _SHELLS = frozenset({"wrapped", "cast", "moved", "submodule"})  # around a network, or parts of it
+_REGISTERS = ("add_module", "register_module", "register_parameter", "set_submodule")
+_ADAPTERS = re.compile(r"lora|adapter|peft|inject|trainable|unfreeze", re.I)
+_ADAPTER = re.compile(r"lora|adapt|low_?rank|peft", re.I)  # in the words of who makes them by hand
+_PLAIN = re.compile(r"^given_(base|plain|reference|ref|frozen|(no|without|disable|skip)_)", re.I)
+_BY_NAME = re.compile(r"^(disable|enable|set)_(adapter|lora)|^(un)?merge_(adapter|lora)", re.I)
+_MOST_BEHIND = 200
 
 
 class Origins:
@@ -38,7 +46,9 @@ class Origins:
         self.kinds = kinds
         self._gradient: dict[int, bool | None] = {}
         self._forwards: dict[int, list[Value]] = {}
+        self._switched: dict[int, bool] = {}
         self._frozen = self._find_frozen()
+        self._switches = _find_switches(graph)
 
     # gradients
 
@@ -114,6 +124,14 @@ class Origins:
         for value in self.graph.of("wrapped"):
             if value.name in ("get_peft_model", "PeftModel") and network(value) is model:
                 return True
+        last = max((value.order for value in self.graph.of("backward")), default=frozen.order)
+        for value, base in _new_parts(self.graph):
+            if frozen.order < value.order < last and _is_part_of(base, model):
+                return True
+        for optimizer in self.graph.of("optimizer"):
+            given = optimizer.arguments.get("parameters")
+            if given is not None and optimizer.order > frozen.order and _is_filtered(given):
+                return True  # an optimizer without parameters raises: some are left
         return any(
             on is not False
             and value.order >= frozen.order
@@ -156,7 +174,7 @@ class Origins:
         calls = self.forwards(value)
         if not calls:
             return None
-        if all(call.context.adapter_off for call in calls):
+        if all(self.is_switched(call) for call in calls):
             return True
         trained = self.trained()
         if not trained:
@@ -169,6 +187,35 @@ class Origins:
             model.op == "parameter" for model in trained
         )
         return None if is_open else True
+
+    def is_switched(self, call: Value) -> bool:
+        """Whether a pass runs with adapters off, or with other weights put in for it: not as the network is trained."""
+        if id(call) not in self._switched:
+            self._switched[id(call)] = call.context.adapter_off or self._is_switched_by_hand(call)
+        return self._switched[id(call)]
+
+    def _is_switched_by_hand(self, call: Value) -> bool:
+        """Whether switches stand otherwise than in the passes of the same network that are differentiated."""
+        model = call.arguments.get("model")
+        if model is None or not call.context.no_grad or not (self._switches or _is_told_off(call)):
+            return False
+        trained = [
+            other
+            for backward in self.graph.of("backward")
+            if backward.input is not None
+            for other in self.forwards(backward.input)
+            if other.op == "forward" and not other.context.no_grad and same_network(other.arguments["model"], model)
+        ]
+        mine = self._settings_at(call, model)
+        return bool(trained) and all(
+            mine != self._settings_at(other, model) or _is_told_off(call) > _is_told_off(other) for other in trained
+        )
+
+    def _settings_at(self, call: Value, model: Value) -> dict[str, object]:
+        """How each switch stands when a pass runs; before the first of its kind as the last one leaves it."""
+        own = [switch for switch in self._switches if switch.op != "load_state_dict" or _loads(switch, model)]
+        own.sort(key=lambda switch: (switch.order < call.order, switch.order))
+        return {_switch(switch): _position(switch) for switch in own}
 
     def trained(self) -> list[Value]:
         """The networks whose parameters an optimizer holds; else those through which a loss is differentiated."""
@@ -214,6 +261,77 @@ def gradient_switches(graph: Graph) -> Iterator[tuple[Value, object]]:
                 value,
                 value.setting("value" if is_set else "1", UNKNOWN if is_set else value.setting("requires_grad", True)),
             )
+
+
+def _find_switches(graph: Graph) -> list[Value]:
+    """Statements that switch adapters, or put other weights in, where another one switches back."""
+    found = [
+        value
+        for value in graph.of("setattr", "method", "load_state_dict")
+        if value.op == "load_state_dict" or (value.op == "method" and _BY_NAME.search(value.name)) or _is_flag(value)
+    ]
+    positions: dict[str, set[object]] = {}
+    for value in found:
+        positions.setdefault(_switch(value), set()).add(_position(value))
+    return [value for value in found if len(positions[_switch(value)]) > 1]
+
+
+def _is_flag(value: Value) -> bool:
+    """layer.on = False, in words that speak of adapters: the name, the class, or the test around it."""
+    if value.op != "setattr" or not isinstance(value.setting("value"), bool | int | float):
+        return False
+    around = [branch.condition.place.text for branch in value.context.branches]
+    words = [value.name, value.place.text, *around, *value.context.functions]
+    return any(_ADAPTER.search(word) for word in words)
+
+
+def _is_told_off(call: Value) -> bool:
+    """policy(ids, adapters=False), policy(ids, base_only=True)"""
+    return any(
+        (value.constant is False and _ADAPTER.search(name)) or (value.constant is True and _PLAIN.search(name))
+        for name, value in call.arguments.items()
+        if name.startswith("given_")
+    )
+
+
+def _switch(value: Value) -> str:
+    return value.name if value.op == "setattr" else "weights" if value.op == "load_state_dict" else "adapter"
+
+
+def _position(value: Value) -> object:
+    if value.op == "setattr":
+        return value.setting("value")
+    if value.op == "load_state_dict":
+        return value.order
+    return value.name, *(part.constant for name, part in value.arguments.items() if name != "input")
+
+
+def _loads(value: Value, model: Value) -> bool:
+    return value.input is not None and same_network(value.input, model)
+
+
+def _new_parts(graph: Graph) -> Iterator[tuple[Value, Value]]:
+    """(statement, where to) of each layer that is put into a network by hand, and of adapters from elsewhere."""
+    for value in graph.of("setattr", "call", "method"):
+        if value.op == "setattr" or value.name == "builtins.setattr":
+            base, part = value.argument("input") or value.argument("0"), value.argument("value") or value.argument("2")
+        elif value.op == "method":
+            base, part = value.input, value.argument("2") if value.name in _REGISTERS else None
+        else:
+            base, part = value.argument("0"), value if _ADAPTERS.search(value.name.rpartition(".")[2]) else None
+        is_layer = part is not None and (part.op == "module" or (part.op == "instance" and part.thing.cls.is_module))
+        if base is not None and part is not None and (part is value or is_layer):
+            yield value, base
+
+
+def _is_part_of(part: Value, model: Value) -> bool:
+    """Whether a layer was reached from a network."""
+    return same_network(part, model) or any(value is model for value in islice(ancestors(part), _MOST_BEHIND))
+
+
+def _is_filtered(parameters: Value) -> bool:
+    """[p for p in model.parameters() if p.requires_grad]"""
+    return any("requires_grad" in part.place.text for part in islice(ancestors(parameters), _MOST_BEHIND))
 
 
 def parameters_of(value: Value) -> Value | None:

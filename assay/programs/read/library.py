@@ -359,6 +359,7 @@ def _builtin(interpreter: Interpreter, name: str, given: Call) -> Value:
             return attribute(interpreter, operand, attribute_name, node)
         if name == "setattr" and isinstance(attribute_name, str) and len(positional) == 3:
             set_attribute(interpreter, operand, attribute_name, positional[2])
+            interpreter.new("setattr", node, {"input": operand, "value": positional[2]}, name=attribute_name)
             return interpreter.constant(node, None)
     return interpreter.new("call", node, given.arguments(), name=f"builtins.{name}")
 

@@ -17,6 +17,7 @@ from assay.programs.read.collections import each, element, extend
 from assay.programs.read.definitions import NO_GRAD
 from assay.programs.read.expressions import BINARY, binary, truth
 from assay.programs.read.interpreter import Interpreter
+from assay.programs.read.switches import switches_network
 from assay.programs.read.things import Class, Function, Instance, Library, Listing
 
 
@@ -191,24 +192,37 @@ def _circumstances(interpreter: Interpreter, node: ast.expr, value: Value) -> di
             found |= {"adapter_off": True} if "adapter_off" in inner else {}
             found |= {"autocast": True} if inner.get("autocast") else {}
         return found
-    return {"grad_unknown": True} if _may_stop_gradients(interpreter, node) else {}
+    manager = _own_manager(interpreter, node)
+    if manager is None:
+        return {}
+    found = {"grad_unknown": True} if _may_stop_gradients(manager) else {}
+    return found | ({"adapter_off": True} if not _is_given_true(node) and switches_network(manager) else {})
 
 
-def _may_stop_gradients(interpreter: Interpreter, node: ast.expr) -> bool:
-    """A context manager of the program that somewhere says no_grad."""
+def _is_given_true(node: ast.expr) -> bool:
+    """with adapters(on=True): a manager that switches on as well."""
+    given = [*node.args, *(keyword.value for keyword in node.keywords)] if isinstance(node, ast.Call) else []
+    return any(isinstance(part, ast.Constant) and part.value is True for part in given)
+
+
+def _own_manager(interpreter: Interpreter, node: ast.expr) -> Function | Class | None:
+    """The function or class of the program that makes a context manager."""
     function = node.func if isinstance(node, ast.Call) else None
     if not isinstance(function, ast.Name | ast.Attribute):
-        return False
+        return None
     name = function.id if isinstance(function, ast.Name) else function.attr
     made = interpreter.lookup(name, function) if isinstance(function, ast.Name) else None
     if isinstance(function, ast.Attribute):
         base = interpreter.evaluate(function.value)
         made = base.thing.member(name) if isinstance(base.thing, Instance) else None
-    if made is None or not isinstance(made.thing, Function | Class):
-        return False
+    return made.thing if made is not None and isinstance(made.thing, Function | Class) else None
+
+
+def _may_stop_gradients(manager: Function | Class) -> bool:
+    """A context manager of the program that somewhere says no_grad."""
     return any(
         getattr(part, "attr", getattr(part, "id", "")) in (*NO_GRAD, "set_grad_enabled")
-        for part in ast.walk(made.thing.node)
+        for part in ast.walk(manager.node)
     )
 
 

@@ -198,7 +198,7 @@ def _straight_forwards(program: Program, value: Value) -> list[Value]:
 
 def _same_weights(program: Program, new: Value, old: Value, loop: Loop) -> bool:
     models = [call.arguments.get("model") for call in (new, old)]
-    if any(model is None for model in models) or old.context.adapter_off != new.context.adapter_off:
+    if any(model is None for model in models) or program.origins.is_switched(old):
         return False
     first, second = (network(model) for model in models if model is not None)
     depth = len(_loop_branches(new, loop))

@@ -44,7 +44,13 @@ from assay.doctor.examples.scripts import GRPO
 from assay.doctor.facts.rewards import TOLERANCE, completion_rewards, reads_no_answer
 from assay.doctor.facts.trend import has_varied, is_solved_by_evaluation
 from assay.programs.facts.advantages.advantages import policy_weights
-from assay.programs.facts.rewards.flaws import constant_rewards, random_rewards, swallowed_errors, unequal_comparisons
+from assay.programs.facts.rewards.flaws import (
+    constant_rewards,
+    cut_off_rewards,
+    random_rewards,
+    swallowed_errors,
+    unequal_comparisons,
+)
 from assay.programs.program import Program
 from assay.programs.run.watched import WatchedRun
 from assay.verdict import (
@@ -164,13 +170,13 @@ def _bounds(settings: Mapping[str, Any]) -> tuple[float, float]:
 def check_source(program: Program) -> Iterator[Verdict]:
     """Rewards that do not depend on the completion, as far as the text proves it."""
     seen: set[int] = set()
-    for look in (swallowed_errors, unequal_comparisons, random_rewards, constant_rewards):
+    for look in (swallowed_errors, unequal_comparisons, random_rewards, constant_rewards, cut_off_rewards):
         for flaw in look(program):
             place = flaw.value.place
             if place.line not in seen:
                 seen.add(place.line)
                 why = (f"line {place.line}: a reward is made of `{place.text}`",)
-                yield finding(f"`{place.text}`: {flaw.reason}", places=(place,), why=why)
+                yield finding(f"`{place.text}`: {flaw.reason}", places=(place,), why=why, fix=flaw.fix)
     if not seen:
         for weight in policy_weights(program):
             yield healthy("the rewards are computed, and no error in them is hidden", places=(weight.place,))

@@ -32,6 +32,7 @@ import ast
 import math
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -43,6 +44,7 @@ from assay.doctor.facts.logprobs import both_finite, logprobs_before_update
 from assay.programs.edits import WHOLE, Spot
 from assay.programs.facts.kinds import SCORES, Kind
 from assay.programs.facts.origin import is_network_call
+from assay.programs.facts.sampling.banned_tokens import is_minus_infinity
 from assay.programs.facts.sampling.draws import is_greedy, settings_of, shown_number, trained_draws, weights_of
 from assay.programs.facts.sampling.scoring import is_off, number_of
 from assay.programs.graph import Value
@@ -50,8 +52,8 @@ from assay.programs.program import Program
 from assay.programs.run.draws import MOST_DRAWS, chain, cut_settings, draw_weights, is_trained_on, shown_settings
 from assay.programs.run.roles import is_corrected
 from assay.programs.run.watched import WatchedRun
-from assay.programs.walk import peel, walk
-from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, not_enough_data
+from assay.programs.walk import main_input, peel, walk
+from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, likely, not_enough_data
 
 OF_VOCABULARY = (*SCORES, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
 FEWEST_TOKENS = 16  # tokens
@@ -62,6 +64,10 @@ LEAST_MISSING = 0.002  # of missing mass; float32 rounding leaves 1e-5
 LEAST_MISSING_LOW_PRECISION = 0.03  # bfloat16 noise has a mean of its own
 ERRORS = 4.0  # standard errors that the missing mass must exceed
 SILENT = 0.5  # share of tokens without any difference above which another token's log-prob is likelier: see ALGN09
+MOST_BEHIND = 600  # values behind a mask or a logit
+_VARIES = frozenset("parameter call method le lt ge gt eq ne setitem element".split())
+_SCORED = ("input", "output", "logits", "0")
+_LEAVES_OUT = frozenset("masked_fill where setitem add sub phi in_place".split())
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -121,6 +127,16 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 "those of all of it",
                 places=(cut.place, trained.scoring.normaliser.place),
                 why=program.kinds.why(trained.scoring.value),
+            )
+            continue
+        ban = _ban(program, weights) if weights is not None and trained.is_linked and not is_greedy(draw) else None
+        if ban is not None and not _may_be_banned(trained.scoring.logits):
+            yield likely(
+                f"{ban.place.text} takes choices away before the draw, and the log-probs in the loss are those of all "
+                "choices",
+                places=(ban.place, trained.scoring.normaliser.place),
+                why=program.kinds.why(trained.scoring.value),
+                fix="Keep the mask of the choices beside each draw, and apply it to the logits that are scored.",
             )
         elif weights is not None:
             yield healthy("tokens are drawn from the whole distribution", places=(draw.place,))
@@ -197,6 +213,30 @@ def _cut(program: Program, value: Value | None) -> Value | None:
         if current.op in ("lt", "le", "gt", "ge") and of_vocabulary and not _is_of_topk(current):
             return current
     return None
+
+
+def _ban(program: Program, weights: Value) -> Value | None:
+    """logits.masked_fill(~offered, -inf): other choices in each draw. A column of flags is of rows that have ended."""
+    for current in walk(weights, main_input, until=lambda value: is_network_call(value, program.kinds)):
+        mask = current.argument("mask") if current.op == "masked_fill" else None
+        if mask is None or not is_minus_infinity(current.argument("value")):
+            continue
+        flags = peel(mask, ("not", "logical_not", "cast"))
+        is_column = flags.op == "unsqueeze" or any(key.constant is None for key in flags.keys if flags.op == "index")
+        behind = list(islice(walk(flags), MOST_BEHIND))
+        is_fixed = not any(value.op in _VARIES for value in behind)
+        if not is_column and not is_fixed and not any(value is current.input for value in behind):
+            return current
+    return None
+
+
+def _may_be_banned(logits: Value) -> bool:
+    """Whether anything on the way to scored logits could leave choices out, inside of the network too."""
+
+    def inside(value: Value) -> list[Value]:
+        return [value.arguments[name] for name in _SCORED if name in value.arguments]
+
+    return any(value.op in _LEAVES_OUT for value in islice(walk(logits, inside), MOST_BEHIND))
 
 
 def _is_of_topk(comparison: Value) -> bool:

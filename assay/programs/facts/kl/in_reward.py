@@ -76,7 +76,10 @@ def _is_itself(program: Program, one: Difference, actors: list[Value]) -> bool:
     calls = [*left, *right]
     if len(left) != 1 or len(right) != 1 or left[0] is right[0] or before_detach(one.left) is before_detach(one.right):
         return False
-    if any(call.op != "forward" or call.context.adapter_off for call in calls) or left[0].place != right[0].place:
+    if (
+        any(call.op != "forward" or program.origins.is_switched(call) for call in calls)
+        or left[0].place != right[0].place
+    ):
         return False
     if not all(_is_by(program, side, actors) for side in (one.left, one.right)):
         return False

@@ -109,7 +109,7 @@ def _of_network(program: Program, penalty: Penalty, theirs: Value, model: Value)
     core = penalty.core.place
     if model.op == "deepcopy" and model.name == "copy":
         return Doubt("copy.copy() shares the weights: the reference is trained with the policy", (model.place, core))
-    if any(call.context.adapter_off for call in program.origins.forwards(theirs)):
+    if any(program.origins.is_switched(call) for call in program.origins.forwards(theirs)):
         return None
     policies = [value for value in program.origins.trained() if not same_network(value, model)]
     first = original(model)

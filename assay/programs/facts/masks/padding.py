@@ -9,12 +9,15 @@ from assay.programs.facts.advantages.groups import is_one_row
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.positions import given_ids
 from assay.programs.facts.sampling.draws import draws, passes_of
-from assay.programs.facts.sampling.scoring import ancestors_and_lists, made_of, scorings
+from assay.programs.facts.sampling.scoring import lists_of, made_of, scorings
 from assay.programs.facts.sampling.tokens import encoding_behind, text_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.walk import walk
 
 _ONES = ("ones", "ones_like", "new_ones")
+_NO_NUMBERS = frozenset({"len", "forward"})
+_OF_SHAPE = frozenset("shape size ones_like zeros_like full_like new_ones new_zeros new_full numel".split())
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +135,14 @@ def _masked_draws(program: Program, drawn: list[Value]) -> dict[int, list[Value]
 def hides_prompt(program: Program, mask: Value) -> bool:
     """Whether a mask is 0 at padding of a prompt: compared, filled by hand, or made by a tokenizer that pads."""
     drawn = {id(draw) for draw in draws(program)}
-    for value in ancestors_and_lists(mask):
+
+    def numbers(current: Value) -> list[Value]:
+        """What was drawn after, and what only gives its shape, says nothing of the mask."""
+        if id(current) in drawn or current.op in _NO_NUMBERS or current.name.rpartition(".")[2] in _OF_SHAPE:
+            return []
+        return [*current.arguments.values(), *lists_of(current)]
+
+    for value in walk(mask, numbers):
         if padded_by(value) is not None or (value.op == "list_repeat" and _is_zero(value)):
             return True
         if value.op in ("ne", "setitem") and not any(id(part) in drawn for part in made_of(value)):

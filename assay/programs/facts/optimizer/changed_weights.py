@@ -85,8 +85,8 @@ def _other(program: Program, optimizer: Optimizer) -> UnchangedWeights | None:
     own = [network(model) for model in optimizer.networks]
     if not losses or any(loss is None for loss in losses):
         return None
-    used = [model for models in losses for model in models or ()]
-    if not all(is_network(model) for model in own) or not all(is_network(value) for value in used):
+    used = [model for models in losses for model in models or () if not _is_formula(program, model)]
+    if not used or not all(is_network(model) for model in own) or not all(is_network(value) for value in used):
         return None
     within = [call.arguments["model"] for loss, _ in program.losses for call in _calls(loss)]
     if any(
@@ -100,6 +100,11 @@ def _other(program: Program, optimizer: Optimizer) -> UnchangedWeights | None:
         f"{used[0].shown}, another network: it never changes"
     )
     return UnchangedWeights((optimizer.value.place, used[0].place), what)
+
+
+def _is_formula(program: Program, model: Value) -> bool:
+    """A loss that is written as a module: it has no weights of its own."""
+    return model.op == "instance" and not direct_parts(program, model)
 
 
 def _calls(loss: Value) -> list[Value]:

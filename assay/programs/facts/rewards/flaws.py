@@ -13,7 +13,7 @@ from assay.programs.facts.sampling.tokens import is_text
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
-from assay.programs.walk import ancestors, walk
+from assay.programs.walk import ancestors, peel, walk
 
 _CHANCE = frozenset(
     "random.random random.uniform random.gauss random.randint random.choice random.betavariate numpy.random.rand "
@@ -24,8 +24,15 @@ _SUMS = frozenset(
     "add sub mul div tensor listing phi cast leave view reshape flatten unsqueeze squeeze index expand "
     "repeat_interleave stack cat mean std sum clone detach neg element clamp sqrt pow var setitem".split()
 )
+_NOISE = ("randn", "randn_like", "normal", "gauss")
+_DRAWS = frozenset("generate multinomial sample rsample".split())
 _OF_TEXT = frozenset("replace strip lstrip rstrip lower upper splitlines startswith endswith removeprefix".split())
+_FILLS = frozenset("zeros empty full ones zeros_like empty_like full_like ones_like".split())
+_FORMS = frozenset("setitem index phi view reshape flatten clone squeeze unsqueeze".split())
+_SHAPED = frozenset("tensor cast view reshape unsqueeze squeeze index expand".split())
+_FRACTIONS = frozenset("exp div sigmoid tanh sqrt mean std softmax rsqrt reciprocal log".split())
 _MOST_VALUES = 200
+_MOST_BEHIND = 3_000
 _LONGEST_PATTERN = 400  # characters of a pattern
 FAINT_NOISE = 0.05  # a factor on noise that only breaks ties
 
@@ -34,6 +41,7 @@ FAINT_NOISE = 0.05  # a factor on noise that only breaks ties
 class Flaw:
     value: Value
     reason: str
+    fix: str = ""
 
 
 def numbers(program: Program) -> list[Value]:
@@ -62,15 +70,43 @@ def random_rewards(program: Program) -> Iterator[Flaw]:
 
 def _judges_too(program: Program, chance: Value) -> bool:
     """Whether a reward with chance in it is made of drawn tokens or actions as well: of an environment's state, say."""
-    if chance.name.startswith("random."):
-        return False  # one number, drawn where the reward is made
+    if _is_exploration(program, chance):
+        return True
     for factor in policy_weights(program):
-        behind = list(islice(ancestors(factor), 600))
-        if any(value is chance for value in behind) and any(
-            program.kinds.is_a(value, Kind.SAMPLED) for value in behind
-        ):
+        behind = list(islice(ancestors(factor), _MOST_BEHIND))
+        if not any(value is chance for value in behind):
+            continue
+        drawn = [
+            value
+            for value in behind
+            if value.op in _DRAWS or program.kinds.is_a(value, Kind.SAMPLED) or _is_exploration(program, value)
+        ]
+        # one number that is drawn where the reward is made is not a state
+        if drawn and (not chance.name.startswith("random.") or _is_state(chance, drawn)):
             return True
     return False
+
+
+def _is_state(chance: Value, drawn: list[Value]) -> bool:
+    """Whether it is kept, was drawn before the actions, or is seen by the policy: where an episode starts, the wind."""
+    made = walk(chance, lambda value: [user for user in value.users if user.op in _SUMS or user.op == "setattr"])
+    if any(value.op == "setattr" for value in islice(made, _MOST_VALUES)):
+        return True
+    return any(chance.order < draw.order or chance in islice(ancestors(draw), _MOST_BEHIND) for draw in drawn)
+
+
+def _is_exploration(program: Program, chance: Value) -> bool:
+    """Noise on the output of a network: the draw of an action, mean + std * noise."""
+    scaled = [user for user in chance.users if user.op == "mul"]
+    return (
+        chance.op == "call"
+        and chance.name.rpartition(".")[2] in _NOISE
+        and any(
+            user.op == "add" and any(program.origins.forwards(part) for part in user.inputs if part is not noise)
+            for noise in (chance, *scaled)
+            for user in noise.users
+        )
+    )
 
 
 def unequal_comparisons(program: Program) -> Iterator[Flaw]:
@@ -180,5 +216,55 @@ def constant_rewards(program: Program) -> Iterator[Flaw]:
             data = value.argument("data")
             elements = data.thing.elements if data is not None and isinstance(data.thing, Listing) else []
             repeated = data is not None and (data.op == "list_repeat" or not getattr(data.thing, "exact", True))
-            if len(elements) == 1 and repeated and isinstance(elements[0].constant, int | float):
+            is_one = len(elements) == 1 and repeated and isinstance(elements[0].constant, int | float)
+            if is_one and not _is_factor(value):
                 yield Flaw(value, "every reward is the same number")
+
+
+def _is_factor(value: Value) -> bool:
+    """Whether numbers only weigh others: rewards * torch.tensor(weights)."""
+    users = [
+        user
+        for user in walk(value, lambda current: current.users if current.op in _SHAPED else ())
+        if user.op not in _SHAPED
+    ]
+    return bool(users) and all(user.op in ("mul", "div", "matmul") for user in users)
+
+
+def cut_off_rewards(program: Program) -> Iterator[Flaw]:
+    """Rewards with fractions that are written into a tensor of integers: reward = torch.zeros_like(actions)."""
+    for value in program.of("setitem"):
+        written = value.argument("value")
+        if id(value) not in program.policy_factor_ids or written is None or value.input is None:
+            continue
+        if _has_fractions(written) and _is_of_integers(program, value.input):
+            reason = "fractions are cut off, since it is written into a tensor of integers"
+            yield Flaw(value, reason, "Make the tensor of rewards with dtype=torch.float.")
+
+
+def _has_fractions(value: Value) -> bool:
+    inner = peel(value, ("leave", "cast", "index", "neg", "squeeze"))
+    if isinstance(inner.constant, float):
+        return inner.constant != int(inner.constant)
+    return inner.op in _FRACTIONS
+
+
+def _is_of_integers(program: Program, value: Value, depth: int = 8) -> bool:
+    """A tensor that is made like drawn tokens or actions, or as one of integers."""
+    last = value.name.rpartition(".")[2]
+    dtype = value.argument("dtype")
+    if depth == 0:
+        return False
+    if dtype is not None:
+        return dtype.place.text.rpartition(".")[2] in ("long", "int", "int64", "int32") and last in _FILLS
+    if value.op == "call" and last.endswith("_like") and last in _FILLS:
+        inner = value.argument("0") or value.argument("input")
+        return inner is not None and _is_of_integers(program, inner, depth - 1)
+    if value.op in _FORMS:
+        inner = value.input or value.argument("0")
+        return inner is not None and _is_of_integers(program, inner, depth - 1)
+    return value.op in ("multinomial", "generate") or (
+        value.op != "cast"
+        and program.kinds.is_a(value, Kind.SAMPLED)
+        and not any(part.op == "cast" for part in islice(ancestors(value), 20))
+    )

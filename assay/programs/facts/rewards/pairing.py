@@ -16,6 +16,8 @@ from assay.programs.read.things import Listing, Table
 from assay.programs.walk import ancestors, loop_source
 
 _THROUGH = ("phi", "leave", "cast", "tensor", "clone", "progress", "enumerate", "detach")
+_REDUCTIONS = frozenset("sum any all max min mean len median".split())
+_UNORDERED_RESULTS = ("builtins.any", "builtins.all", "builtins.set", "set", "sorted", "statistics.fmean")
 _UNORDERED = ("as_completed", "imap_unordered")
 
 
@@ -48,6 +50,8 @@ def mispairings(program: Program) -> Iterator[Mispairing]:
             continue
         moved = reordering(source)
         if moved is None or moved.op == "reversed" or not _is_of_rows(program, moved):
+            continue
+        if _is_within_a_row(program, source) and _makes_one_number(program, loop):
             continue
         if not _is_scored_so(program, moved):
             yield Mispairing(source, moved, "rewards are made in another order than the rows that are scored")
@@ -100,7 +104,30 @@ def _is_within_a_row(program: Program, value: Value) -> bool:
     busy = {
         id(loop) for part in program.of("generate", "multinomial", "sample", "backward") for loop in part.context.loops
     }
-    return any(is_of_rows(loop) and id(loop) not in busy for loop in value.context.loops)
+    return any((is_of_rows(loop) or _is_over_texts(loop)) and id(loop) not in busy for loop in value.context.loops)
+
+
+def _is_over_texts(loop: Loop) -> bool:
+    source = loop_source(loop)
+    return source is not None and source.op == "batch_decode"
+
+
+def _makes_one_number(program: Program, loop: Loop) -> bool:
+    """Whether the turns of a loop are added up, or counted: sum(w in answer for w in set(words)) has no order."""
+    factors = program.policy_factor_ids
+    appended = (value.argument("value") for value in program.of("append") if loop in value.context.loops)
+    listed = (
+        value
+        for value in program.of("listing")
+        if isinstance(value.thing, Listing)
+        and any(part.context.loops[len(value.context.loops) :][:1] == (loop,) for part in value.thing.elements)
+    )
+    return not any(value is not None and id(value) in factors for value in appended) and all(
+        user.op in _REDUCTIONS or user.name in _UNORDERED_RESULTS
+        for value in listed
+        for user in value.users
+        if id(user) in factors
+    )
 
 
 def _counted_down(side: Value) -> Value | None:

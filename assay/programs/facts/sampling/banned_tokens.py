@@ -54,15 +54,15 @@ _FOLLOWED = ("input", "0", "1", "logits", "probs")
 
 def _banned(program: Program, value: Value) -> Value | None:
     """The token whose logit is set to -inf."""
-    if value.op == "setitem" and _is_minus_infinity(value.argument("value")):
+    if value.op == "setitem" and is_minus_infinity(value.argument("value")):
         if not program.kinds.is_a(value.input, *SCORES):
             return None
         keys = value.keys
         return keys[-1] if len(keys) > 1 and keys[-1].op != "slice" else None
     if value.op == "method" and value.name in ("index_fill", "index_fill_"):
         given = [value.arguments[name] for name in ("1", "2", "3") if name in value.arguments]
-        return _only(given[1]) if len(given) == 3 and _is_minus_infinity(given[2]) else None
-    if value.op == "masked_fill" and _is_minus_infinity(value.argument("value")):
+        return _only(given[1]) if len(given) == 3 and is_minus_infinity(given[2]) else None
+    if value.op == "masked_fill" and is_minus_infinity(value.argument("value")):
         for part in islice(ancestors(value.arguments["mask"]), 20):
             if part.op == "setitem" and part.setting("value") is True:
                 keys = part.keys
@@ -77,7 +77,7 @@ def _only(value: Value) -> Value:
     return elements[0] if len(elements) == 1 else value
 
 
-def _is_minus_infinity(value: Value | None) -> bool:
+def is_minus_infinity(value: Value | None) -> bool:
     if value is None:
         return False
     if value.constant == float("-inf"):

@@ -65,6 +65,8 @@ def settings_of(program: Program, generate: Value) -> Settings:
     if config is None:
         config = next((part for part in generate.inputs if _config_name(part)), None)
     base = network(generate.input) if generate.input is not None else None
+    if config is None and base is not None:
+        config = _assigned_config(program, generate, base)
     if config is not None:
         settings.config = config
         _read_config(program, settings, config)
@@ -79,6 +81,15 @@ def settings_of(program: Program, generate: Value) -> Settings:
     if settings.engine == "" and (_HF & set(keywords) or (base is not None and base.op == "pretrained")):
         settings.engine = "transformers"
     return settings
+
+
+def _assigned_config(program: Program, generate: Value, base: Value) -> Value | None:
+    """model.generation_config = GenerationConfig(...): the last one before the call, for all calls."""
+    for value in reversed(program.of("setattr")):
+        is_earlier = value.name == "generation_config" and value.order < generate.order and not value.context.branches
+        if is_earlier and value.input is not None and same_network(value.input, base):
+            return value.arguments["value"]
+    return None
 
 
 def _config_name(value: Value) -> str:
