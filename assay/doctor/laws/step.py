@@ -26,17 +26,38 @@ parameters may have rates of their own.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from assay.doctor.catalogue import illness
-from assay.doctor.evidence import Batch, Evidence
+from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
+from assay.doctor.facts.trend import has_varied, is_solved, quarter_medians
 from assay.doctor.illnesses.optimizer.no_update import SMALLEST_RATE, is_below_precision
 from assay.doctor.recompute.loss import is_known_whole
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.record.batch import Array
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+    seen_directly,
+)
 
 UPHILL = -0.3  # cosine with the downhill direction: momentum leaves +0.2 to +0.5 in sound runs
 BEYOND = 50.0  # times the rate, or the rate times the gradient norm: Adam moves a weight by about the rate
+STEPS = 50  # of a log: a policy moves in fewer, at any rate that is used
+ROUNDING_KL = 1e-4  # nats per token: two passes in bfloat16 leave less
+GROWN = 2.0  # of the KL, last quarter over first: it grows with the square of the way at first
+NOISE = 3.0  # standard errors
+ENTROPY = 0.03  # of itself
+SETTLED = 3  # steps of a warm-up
 MOVED_BETWEEN = 0.05  # of the last update
 UPHILL_TOKENS = 0.3  # of the sum of |pull * change|: chance leaves less over a whole batch
 
@@ -77,6 +98,52 @@ def check_batch(batch: Batch) -> Verdict:
         *facts,
         confidence=Confidence.PROVEN if is_first else Confidence.LIKELY,
     )
+
+
+def check_curves(curves: Curves) -> Verdict:
+    """Gradients flow at a rate, and nothing that a moving policy moves does: the KL to the reference stays at what
+    rounding leaves, the reward at its level, the entropy too."""
+    if curves.has("update_norm") or curves.has("tensors_changed_share"):
+        return not_applicable("the change of the weights is recorded; no_update (OPT02) judges it")
+    norm_N, rate_N, reward_N = curves.need("gradient_norm", "learning_rate", "reward_mean")
+    if np.sum((norm_N > 0) & (rate_N > 0)) < STEPS:
+        return not_enough_data(f"gradient_norm and learning_rate of {STEPS} steps, none of them 0")
+    if is_solved(curves) or not has_varied(curves) or curves.steps[0] > STEPS:
+        return not_applicable("a run that is solved, without any signal, or resumed may stand still")
+    rise, noise = _rise(reward_N)
+    entropy_N = curves.column("entropy")
+    facts = [Fact("reward of the second half less that of the first", rise, NOISE * noise)]
+    is_flat = abs(rise) <= NOISE * noise
+    if curves.has("entropy"):
+        drift, spread = _rise(entropy_N)
+        facts.append(Fact("the same of the entropy", drift, NOISE * spread))
+        is_flat &= abs(drift) <= max(NOISE * spread, ENTROPY * float(np.nanmedian(entropy_N)))
+    if not curves.has("ref_kl"):
+        return (
+            healthy("reward or entropy move", *facts) if not is_flat else not_enough_data("ref_kl: whether it stays 0")
+        )
+    kl_N = curves.column("ref_kl")[SETTLED:]
+    first, _, _, last = quarter_medians(kl_N, "ref_kl")
+    facts.append(Fact("KL to the reference, median of the last quarter", last, ROUNDING_KL))
+    is_stuck = 0.0 < last <= ROUNDING_KL and last <= GROWN * first
+    if not is_stuck or not is_flat:
+        return healthy("the policy moves as it learns", *facts)
+    return seen_directly(
+        f"{int(np.sum(norm_N > 0))} steps have a gradient (norm {float(np.nanmedian(norm_N)):.2g}) and a learning rate "
+        f"({float(np.nanmedian(rate_N)):.2g}), and the policy has not moved: the KL to the reference stays at {last:.1g},"
+        " reward and entropy at their level",
+        *facts,
+        fix="Make the optimizer from the parameters of the model that computes the loss, after it was wrapped, and see "
+        "that its step reaches them.",
+    )
+
+
+def _rise(values_N: Array) -> tuple[float, float]:
+    """How much higher the second half lies than the first, and the standard error of that."""
+    known_N = values_N[np.isfinite(values_N)]
+    first_N, second_N = np.array_split(known_N, 2)
+    error = math.sqrt(first_N.var() / len(first_N) + second_N.var() / len(second_N))
+    return float(second_N.mean() - first_N.mean()), error
 
 
 def _of_weights_that_stay(batch: Batch, norm: float | None) -> Verdict | None:

@@ -44,13 +44,27 @@ from assay.programs.run.roles import Flow, LossPiece, flows
 from assay.programs.run.sight import numbers_of, requires_grad
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, State, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Severity,
+    State,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+    seen_directly,
+)
 
 CERTAIN = -1e-3  # log-prob of a token that the policy is certain of: many policies agree on it to the last bit
 TOKENS = 20  # fewer loss tokens have no mean, and may be equal by chance
 SETTLED = 3  # steps: a warm-up may begin with a learning rate of 0, so that the first update moves nothing
 FIRST_KL = 1e-2  # of a logged KL at step 1 with one update: bfloat16 rounding gives a tenth of it
 SIGNAL = 0.25  # of the advantages that are not 0: a run with this much signal has moved its weights
+MOVED = 20  # steps with a gradient and a rate: after these a KL is not 0 to the last digit
+# trainers that log a KL only where a reference is asked; others log a 0 without one
+ASKS_ITS_REFERENCE = frozenset(("TRL", "verl", "slime", "torchtune"))
 ZERO_KL = 1e-9  # of a logged KL: what is left when both sides are the same numbers
 
 
@@ -83,12 +97,20 @@ def check_curves(curves: Curves) -> Verdict:
     if len(later_N) < SETTLED or curves.settings.get("reference_every"):
         return not_enough_data(f"ref_kl of {2 * SETTLED - 1} steps with a reference that is not renewed")
     fact = Fact("largest ref_kl after the first steps", float(later_N.max()), ZERO_KL)
-    moving = curves.has("update_norm") and float(np.nanmax(curves.need("update_norm")[0])) > 0
-    if later_N.max() > ZERO_KL or not moving:
+    if later_N.max() > ZERO_KL:
         return healthy("the KL to the reference leaves 0 as the policy learns", fact)
-    return finding(
-        f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move",
+    message = f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move"
+    if curves.has("update_norm") and float(np.nanmax(curves.need("update_norm")[0])) > 0:
+        return finding(message, fact)
+    pulled_N = (curves.column("gradient_norm") > 0) & ~(curves.column("learning_rate") == 0)
+    if not np.any(later_N == 0.0) or pulled_N.sum() < MOVED:
+        return not_enough_data(f"update_norm, or gradient_norm of {MOVED} steps with a learning rate")
+    is_asked = curves.settings.get("trainer") in ASKS_ITS_REFERENCE or curves.settings.get("kl_coef", 0) > 0
+    return seen_directly(
+        f"{message}: the reference is the policy itself" + ("" if is_asked else ", or no reference is asked at all"),
         fact,
+        Fact("steps with a gradient and a learning rate", int(pulled_N.sum()), MOVED),
+        confidence=Confidence.LIKELY if is_asked else Confidence.POSSIBLE,
     )
 
 

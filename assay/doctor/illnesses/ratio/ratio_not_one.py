@@ -43,8 +43,23 @@ from assay.programs.facts.ratio import differences, scored_apart, uses
 from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.record.metrics import MEAN_LOW_PRECISION
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    seen_directly,
+)
 
+STEPS = 8  # of a log: fewer may be chance
+RAISED = 0.005  # of the mean ratio above 1: updates on the same rollouts leave a tenth of it
+WIDE = 3.0  # largest ratio, and one over the smallest: a first step moves no token as far
+ALWAYS = 0.9  # of the steps
+CLIPPED = 1e-3  # of the tokens
 SHARE = 0.01  # of the loss tokens: below this a few outliers are off, not the arithmetic
 
 
@@ -87,6 +102,8 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_curves(curves: Curves) -> Verdict:
+    if not curves.has("first_ratio_max_deviation"):
+        return _by_what_is_logged(curves)
     (deviation_N,) = curves.need("first_ratio_max_deviation")
     limit = SAME_PASS.get(curves.settings.get("dtype", "float32"), SAME_PASS["float32"])
     worst = int(np.nanargmax(deviation_N))
@@ -98,6 +115,60 @@ def check_curves(curves: Curves) -> Verdict:
         f"the first ratio of a step is off by up to {largest:.2g} in {np.sum(deviation_N > limit)} of {len(curves)} "
         "steps",
         fact,
+    )
+
+
+def _by_what_is_logged(curves: Curves) -> Verdict:
+    """Of a log that does not keep the first update of a step apart.
+
+    Tokens that old sampled have a mean of new / old of 1, however far new has moved: noise in one of the passes raises
+    it, since exp is convex. And where nothing has moved, in a step with a rate of 0 or with one update per rollout
+    batch, no ratio may differ from 1."""
+    still = _where_nothing_moves(curves)
+    if still is not None:
+        return still
+    mean_N, low_N, high_N = (curves.column(name) for name in ("ratio_mean", "ratio_min", "ratio_max"))
+    known_N = np.isfinite(mean_N) & np.isfinite(low_N) & np.isfinite(high_N)
+    if known_N.sum() < STEPS:
+        raise Missing("first_ratio_max_deviation", f"ratio_mean, ratio_min and ratio_max of {STEPS} steps")
+    off_N = (mean_N[known_N] > 1.0 + RAISED) & (low_N[known_N] < 1 / WIDE) & (high_N[known_N] > WIDE)
+    first = int(np.flatnonzero(known_N)[0])
+    facts = (
+        Fact("median of the mean ratio", float(np.median(mean_N[known_N])), 1.0 + RAISED),
+        Fact("smallest ratio of the first logged step", float(low_N[first]), 1 / WIDE, curves.step_at(first)),
+        Fact("largest ratio of the first logged step", float(high_N[first]), WIDE, curves.step_at(first)),
+    )
+    if not off_N[: STEPS // 2].all() or off_N.mean() < ALWAYS:
+        return healthy("the mean ratio is 1, as it must be of tokens that old sampled", *facts)
+    total = float(np.nanmax(curves.column("ref_kl"))) if curves.has("ref_kl") else np.nan
+    spread = 2.0 * (float(np.median(mean_N[known_N])) - 1.0)
+    if total < spread / 2:
+        facts += (Fact("largest KL to the reference of the whole run", total, spread / 2),)
+    return seen_directly(
+        f"new / old has a mean of {float(np.median(mean_N[known_N])):.4g} and lies between {low_N[first]:.2g} and "
+        f"{high_N[first]:.2g} in the first step already, and so in {off_N.mean():.0%} of the steps: new and old are "
+        "not scored alike (dropout, other kernels or precision, another temperature)",
+        *facts,
+        confidence=Confidence.LIKELY if total < spread / 2 or off_N.all() else Confidence.POSSIBLE,
+    )
+
+
+def _where_nothing_moves(curves: Curves) -> Verdict | None:
+    """A finding where tokens are clipped, or ratios are wide, in steps whose weights do not move; None else."""
+    rate_N, clipped_N = curves.column("learning_rate"), curves.column("clipped_share")
+    is_single = curves.settings.get("updates_per_rollout") == 1
+    still_N = np.isfinite(clipped_N) & (np.full(len(rate_N), is_single) | (rate_N == 0.0))
+    clipped_K = clipped_N[still_N]
+    if not len(clipped_K) or float(np.median(clipped_K)) <= CLIPPED:
+        return None
+    first = int(np.flatnonzero(still_N & (clipped_N > CLIPPED))[0])
+    why = "each rollout batch gets one update" if is_single else "the learning rate is 0"
+    return seen_directly(
+        f"{float(np.median(clipped_K)):.1%} of the tokens are clipped in steps in which {why}: new / old is not 1 "
+        "although nothing has moved",
+        Fact("share of clipped tokens", float(clipped_N[first]), CLIPPED, curves.step_at(first)),
+        Fact("such steps", int(still_N.sum())),
+        confidence=Confidence.LIKELY,
     )
 
 
