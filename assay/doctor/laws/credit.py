@@ -65,7 +65,7 @@ def check_batch(batch: Batch) -> Verdict:
     if mixed:
         return _broken(batch, recorded_B, mixed, Confidence.PROVEN)
     order = _disorder(batch, rewards_B, recorded_B)
-    if order and batch.setting("kl_coef") and batch.setting("kl_placement") == "reward":
+    if order and batch.settings.get("kl_coef", 1.0) and batch.settings.get("kl_placement") == "reward":
         return not_applicable("a KL is taken from the rewards, which changes their order")
     if order:
         return _broken(batch, recorded_B, order, Confidence.LIKELY)
@@ -108,8 +108,11 @@ def _broken(batch: Batch, recorded_B: Array, what: str, confidence: Confidence) 
 
 
 def _other_axis(batch: Batch, rewards_B: Array, recorded_B: Array, limit: float) -> str:
-    """Whether mean or std were taken over dim 0 of rewards.view(prompts, group) or of its transpose."""
-    sizes = {len(rows) for rows in groups_of(batch)}
+    """Whether mean or std were taken over dim 0 of rewards.view(prompts, group) or of its transpose, or over
+    neighbouring rows that are not of one prompt."""
+    groups = groups_of(batch)
+    sizes = {len(rows) for rows in groups}
+    is_together = all((np.diff(rows) == 1).all() for rows in groups)
     if len(rewards_B) < MANY_ROWS or len(np.unique(recorded_B)) < MANY_VALUES:
         return ""  # with so few, some axis always fits
     if len(sizes) != 1 or len(rewards_B) % next(iter(sizes)):
@@ -121,15 +124,26 @@ def _other_axis(batch: Batch, rewards_B: Array, recorded_B: Array, limit: float)
         for mean_axis in words:
             for std_axis in (0, 1, None, -1):  # -1: no std
                 for ddof in (0, 1):
-                    if (mean_axis, std_axis) == (1, 1) and shape[1] == size:
+                    is_by_neighbours = (mean_axis, std_axis) in ((1, 1), (1, -1)) and shape[1] == size
+                    if is_by_neighbours and is_together:
                         continue
                     values_B = _normalise(
                         rewards_XY, mean_axis, std_axis, ddof, batch.settings.get("advantage_epsilon")
                     )
+                    if is_by_neighbours and _is_of_one_prompt(batch, size):
+                        continue  # then the groups are not what the batch calls so
+                    if is_by_neighbours and _is_near(recorded_B, values_B, limit):
+                        return f"each {size} neighbouring rows are normalised together, which are of different prompts"
                     if _is_near(recorded_B, values_B, limit):
                         divided = "" if std_axis == -1 else f", the std {words[std_axis]}"
                         return f"the mean of the rewards is taken {words[mean_axis]}{divided} of view{shape}"
     return ""
+
+
+def _is_of_one_prompt(batch: Batch, size: int) -> bool:
+    """Whether each block of neighbouring rows has one prompt, by its text; False where the texts are not known."""
+    prompts = batch.texts.get("prompt")
+    return prompts is not None and all(len(set(prompts[at : at + size])) == 1 for at in range(0, len(prompts), size))
 
 
 def _normalise(

@@ -130,8 +130,8 @@ def check_curves(curves: Curves) -> Verdict:
         return healthy("the policy moves as it learns", *facts)
     return seen_directly(
         f"{int(np.sum(norm_N > 0))} steps have a gradient (norm {float(np.nanmedian(norm_N)):.2g}) and a learning rate "
-        f"({float(np.nanmedian(rate_N)):.2g}), and the policy has not moved: the KL to the reference stays at {last:.1g},"
-        " reward and entropy at their level",
+        f"({float(np.nanmedian(rate_N)):.2g}), and the policy has not moved: the KL to the reference stays at "
+        f"{last:.1g}, reward and entropy at their level",
         *facts,
         fix="Make the optimizer from the parameters of the model that computes the loss, after it was wrapped, and see "
         "that its step reaches them.",

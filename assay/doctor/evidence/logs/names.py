@@ -2,7 +2,7 @@
 
 A value is a tuple of names; the first that has data counts. "1 - name" is the complement of a share. Some of what
 others log has no name in metrics.py: the smallest and the largest advantage; and the distance of sampler and trainer as
-a KL (mismatch_kl), as a difference of probabilities (mismatch_probs), as the mean of exp |difference| (mismatch_factor).
+a KL (mismatch_kl), as a difference of probabilities (mismatch_probs), as a mean of exp |difference| (mismatch_factor).
 What is left out on purpose, and why, stands in docs/logs.md: mostly KLs by the k1 estimator, sums over a sequence, and
 maxima of means.
 """

@@ -99,7 +99,9 @@ def check_curves(curves: Curves) -> Verdict:
     fact = Fact("largest ref_kl after the first steps", float(later_N.max()), ZERO_KL)
     if later_N.max() > ZERO_KL:
         return healthy("the KL to the reference leaves 0 as the policy learns", fact)
-    message = f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move"
+    message = (
+        f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move"
+    )
     if curves.has("update_norm") and float(np.nanmax(curves.need("update_norm")[0])) > 0:
         return finding(message, fact)
     pulled_N = (curves.column("gradient_norm") > 0) & ~(curves.column("learning_rate") == 0)
