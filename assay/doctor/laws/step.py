@@ -27,12 +27,13 @@ parameters may have rates of their own.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.examples import edit_batch, healthy_batch, of_batch
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves, of_batch
 from assay.doctor.facts.trend import has_varied, is_solved, quarter_medians
 from assay.doctor.illnesses.optimizer.no_update import SMALLEST_RATE, is_below_precision
 from assay.doctor.recompute.loss import is_known_whole
@@ -53,6 +54,7 @@ from assay.verdict import (
 UPHILL = -0.3  # cosine with the downhill direction: momentum leaves +0.2 to +0.5 in sound runs
 BEYOND = 50.0  # times the rate, or the rate times the gradient norm: Adam moves a weight by about the rate
 STEPS = 50  # of a log: a policy moves in fewer, at any rate that is used
+USED_RATE = 1e-7  # below, a warm-up may not have begun to move anything
 ROUNDING_KL = 1e-4  # nats per token: two passes in bfloat16 leave less
 GROWN = 2.0  # of the KL, last quarter over first: it grows with the square of the way at first
 NOISE = 3.0  # standard errors
@@ -106,8 +108,8 @@ def check_curves(curves: Curves) -> Verdict:
     if curves.has("update_norm") or curves.has("tensors_changed_share"):
         return not_applicable("the change of the weights is recorded; no_update (OPT02) judges it")
     norm_N, rate_N, reward_N = curves.need("gradient_norm", "learning_rate", "reward_mean")
-    if np.sum((norm_N > 0) & (rate_N > 0)) < STEPS:
-        return not_enough_data(f"gradient_norm and learning_rate of {STEPS} steps, none of them 0")
+    if np.sum((norm_N > 0) & (rate_N >= USED_RATE)) < STEPS:
+        return not_enough_data(f"gradient_norm and a learning_rate of {USED_RATE:g} or more in {STEPS} steps")
     if is_solved(curves) or not has_varied(curves) or curves.steps[0] > STEPS:
         return not_applicable("a run that is solved, without any signal, or resumed may stand still")
     rise, noise = _rise(reward_N)
@@ -199,12 +201,19 @@ def _stepped(direction: float) -> Evidence:
     return of_batch(edit_batch(batch, step=1, descent=0.5 * direction, plain_logprobs_after=after_BT))
 
 
+def _logged(kl_N: Array) -> Curves:
+    """As others log a run: nothing says how far the weights moved; the reward does not rise."""
+    flat_N = 0.4 + 0.05 * np.sin(np.arange(80))
+    unknown = {"update_norm": None, "tensors_changed_share": None, "tensors_changed": None}
+    return healthy_curves(steps=80, reward_mean=flat_N, entropy=flat_N, ref_kl=kl_N, **unknown)
+
+
 def sick() -> Evidence:
-    return _stepped(-1.0)
+    return replace(_stepped(-1.0), curves=_logged(2e-6 + 1e-6 * np.sin(np.arange(80))))
 
 
 def well() -> Evidence:
-    return _stepped(1.0)
+    return replace(_stepped(1.0), curves=_logged(1e-6 * np.arange(1.0, 81.0) ** 2))
 
 
 ILLNESS = illness(

@@ -97,12 +97,13 @@ def check_curves(curves: Curves) -> Verdict:
     if len(later_N) < SETTLED or curves.settings.get("reference_every"):
         return not_enough_data(f"ref_kl of {2 * SETTLED - 1} steps with a reference that is not renewed")
     fact = Fact("largest ref_kl after the first steps", float(later_N.max()), ZERO_KL)
-    if later_N.max() > ZERO_KL:
+    is_still = curves.has("update_norm") and not float(np.nanmax(curves.need("update_norm")[0])) > 0
+    if later_N.max() > ZERO_KL or is_still:
         return healthy("the KL to the reference leaves 0 as the policy learns", fact)
     message = (
         f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move"
     )
-    if curves.has("update_norm") and float(np.nanmax(curves.need("update_norm")[0])) > 0:
+    if curves.has("update_norm"):
         return finding(message, fact)
     pulled_N = (curves.column("gradient_norm") > 0) & ~(curves.column("learning_rate") == 0)
     if not np.any(later_N == 0.0) or pulled_N.sum() < MOVED:
