@@ -40,6 +40,8 @@ from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 MANY_ROWS, MANY_VALUES = 8, 4  # rows and different advantages that no wrong axis gives by chance
+FEWEST_GROUPS = 3  # with different rewards
+RELATED = 0.5  # correlation of rewards and advantages inside groups
 NEARLY = 1e-3  # relative: what epsilons and 16 bits leave
 
 
@@ -67,6 +69,8 @@ def check_batch(batch: Batch) -> Verdict:
     order = _disorder(batch, rewards_B, recorded_B)
     if order and batch.settings.get("kl_coef", 1.0) and batch.settings.get("kl_placement") == "reward":
         return not_applicable("a KL is taken from the rewards, which changes their order")
+    if order and not {"kl_coef", "kl_placement"} <= batch.settings.keys() and not _is_unrelated(batch, recorded_B):
+        raise Missing("kl_coef", "kl_placement")  # a KL may be taken from the rewards: then equal ones differ a little
     if order:
         return _broken(batch, recorded_B, order, Confidence.LIKELY)
     return not_applicable(
@@ -138,6 +142,17 @@ def _other_axis(batch: Batch, rewards_B: Array, recorded_B: Array, limit: float)
                         divided = "" if std_axis == -1 else f", the std {words[std_axis]}"
                         return f"the mean of the rewards is taken {words[mean_axis]}{divided} of view{shape}"
     return ""
+
+
+def _is_unrelated(batch: Batch, recorded_B: Array) -> bool:
+    """Whether better rewards of a group hardly go with higher advantages: no KL that is taken off does that."""
+    (rewards_B,) = batch.need("rewards")
+    pairs = [(rewards_B[rows], recorded_B[rows]) for rows in groups_of(batch) if np.ptp(rewards_B[rows]) > 0]
+    if len(pairs) < FEWEST_GROUPS:
+        return False
+    centred = [np.concatenate([values_G - values_G.mean() for values_G in side]) for side in zip(*pairs, strict=True)]
+    spread = float(np.linalg.norm(centred[0]) * np.linalg.norm(centred[1]))
+    return bool(np.isfinite(spread) and spread > 0 and float(centred[0] @ centred[1]) / spread < RELATED)
 
 
 def _is_of_one_prompt(batch: Batch, size: int) -> bool:

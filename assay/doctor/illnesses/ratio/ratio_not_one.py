@@ -59,6 +59,7 @@ STEPS = 8  # of a log: fewer may be chance
 RAISED = 0.005  # of the mean ratio above 1: updates on the same rollouts leave a tenth of it
 WIDE = 3.0  # largest ratio, and one over the smallest: a first step moves no token as far
 ALWAYS = 0.9  # of the steps
+MANY_CLIPPED = 0.04  # of the tokens in each of the first steps
 CLIPPED = 5e-3  # of the tokens: some logs average with a step before or after
 SHARE = 0.01  # of the loss tokens: below this a few outliers are off, not the arithmetic
 
@@ -129,6 +130,8 @@ def _by_what_is_logged(curves: Curves) -> Verdict:
         return still
     mean_N, low_N, high_N = (curves.column(name) for name in ("ratio_mean", "ratio_min", "ratio_max"))
     known_N = np.isfinite(mean_N) & np.isfinite(low_N) & np.isfinite(high_N)
+    if known_N.sum() < STEPS and (clipped := _clipped_from_the_start(curves)) is not None:
+        return clipped
     if known_N.sum() < STEPS:
         raise Missing("first_ratio_max_deviation", f"ratio_mean, ratio_min and ratio_max of {STEPS} steps")
     off_N = (mean_N[known_N] > 1.0 + RAISED) & (low_N[known_N] < 1 / WIDE) & (high_N[known_N] > WIDE)
@@ -150,6 +153,22 @@ def _by_what_is_logged(curves: Curves) -> Verdict:
         "not scored alike (dropout, other kernels or precision, another temperature)",
         *facts,
         confidence=Confidence.LIKELY if total < spread / 2 or off_N.all() else Confidence.POSSIBLE,
+    )
+
+
+def _clipped_from_the_start(curves: Curves) -> Verdict | None:
+    """A finding where the first steps of a run clip as many tokens as the last: updates of one batch move less."""
+    clipped_N = curves.column("clipped_share")
+    clipped_N = clipped_N[np.isfinite(clipped_N)]
+    if len(clipped_N) < 2 * STEPS or not curves.steps[0] <= 1:
+        return None
+    first, last = float(clipped_N[:3].min()), float(np.median(clipped_N[-STEPS:]))
+    if not 1.0 >= first > MANY_CLIPPED or last > 2 * first:
+        return None
+    return finding(
+        f"{first:.0%} of the tokens are clipped in the first steps already, and {last:.0%} in the last: noise between "
+        "new and old does that (a narrow clip of whole sequences too)",
+        Fact("share of clipped tokens in the first three steps, the smallest", first, MANY_CLIPPED),
     )
 
 
