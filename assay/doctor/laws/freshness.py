@@ -3,6 +3,8 @@
 The sampler has the weights that the record says: those that are trained. In the first step any sampler has them,
 because nothing has been trained yet. If sampler and trainer agree there and differ later, the sampler did not get the
 new weights. Without log-probs of the sampler, the law of sampling (LAW01) gives the difference.
+In a log it looks for a distance of sampler and trainer that is flat for a while and grows from some step on, or that
+grows from the first step on without end.
 
 ## Why it hurts
 A sampler that stays behind answers like the start of the run. If old log-probs are the current policy's, no ratio shows
@@ -35,6 +37,7 @@ from assay.doctor.facts.logprobs import completion_places, mean_distance
 from assay.doctor.facts.rounding import limit_between_passes
 from assay.doctor.facts.trend import trailing
 from assay.doctor.laws.sampling import BOUND, Draws, pool, sampled_draws
+from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
     Fact,
@@ -105,6 +108,8 @@ def _of_distance(curves: Curves, name: str, nothing: float, power: float, floor:
     is_grown = grown >= AFTER and last > RISEN * usual and last ** (1 / power) > floor
     flat_N = distance_N[SETTLING:begin]
     early, late = (float(np.median(part_N)) if len(part_N) else 0.0 for part_N in np.array_split(flat_N, 2))
+    if (verdict := _from_the_start(curves, name, distance_N, floor**power)) is not None:
+        return verdict
     if not is_grown or begin < BEFORE or late > FLAT * early:
         return healthy("the distance of sampler and trainer does not begin to grow at some step", *facts)
     is_corrected = curves.settings.get("correction", "off") not in (None, "off", False)
@@ -115,6 +120,25 @@ def _of_distance(curves: Curves, name: str, nothing: float, power: float, floor:
         "far at last: the weights no longer reach the sampler",
         *facts,
         confidence=Confidence.POSSIBLE if is_corrected and last < GROWTH * usual else Confidence.LIKELY,
+    )
+
+
+def _from_the_start(curves: Curves, name: str, distance_N: Array, floor: float) -> Verdict | None:
+    """A finding where sampler and trainer agree in the first step of the run and part from then on, ever further."""
+    if not curves.steps[0] <= 1 or len(distance_N) < 4 * AFTER:
+        return None
+    first = float(distance_N[0])
+    quarters = [float(np.median(part_N)) for part_N in np.array_split(distance_N, 4)]
+    is_growing = quarters == sorted(quarters) and quarters[3] > 2.5 * quarters[0] and quarters[0] > 1.5 * first
+    if not is_growing or quarters[3] <= max(2 * floor, GROWTH * first):
+        return None
+    is_corrected = curves.settings.get("correction", "off") not in (None, "off", False)
+    return seen_directly(
+        f"sampler and trainer agree in the first step and drift apart from then on, {quarters[3] / first:.2g} times as "
+        "far in the last quarter: the sampler keeps the weights it began with",
+        Fact(f"{name} in the first step, as a difference of log-probs", first, None, curves.step_at(0)),
+        Fact("the same in the last quarter", quarters[3], GROWTH * first),
+        confidence=Confidence.POSSIBLE if is_corrected else Confidence.LIKELY,
     )
 
 

@@ -2,6 +2,7 @@
 ## What it checks
 The ids that the loss is computed on are the ids that the sampler returned, at every position of every row; and the
 model was given the prompt that the sampler was given. Rows are compared one by one: a mean would hide one bad row.
+In a dump it looks for ids that begin with the end of the prompt, or that do not spell the text beside them.
 
 ## Why it hurts
 A policy gradient is only right for the tokens that were sampled. For others the reward says nothing.
@@ -135,7 +136,8 @@ def _spelled(batch: Batch, rows: Sequence[Ids], prompts: Sequence[Ids] | None) -
 
 
 def _agreement(row: Ids, text: str, table: Mapping[int, str]) -> float:
-    return float(np.mean([table.get(token) == letter for token, letter in zip(row, text, strict=False)] or [0.0]))
+    pairs = list(zip(row, text, strict=False))
+    return sum(table.get(token) == letter for token, letter in pairs) / max(len(pairs), 1)
 
 
 def _spell(row: Ids, table: Mapping[int, str]) -> str:

@@ -172,7 +172,8 @@ class _Paid:
 
     @property
     def is_clean(self) -> bool:
-        return len(self.right_N) >= FEW_ROWS and self.off <= CLEAN * len(self.right_N) and self.right_N.any()
+        is_judged = len(self.right_N) >= FEW_ROWS and bool(self.right_N.any())
+        return is_judged and self.off <= CLEAN * len(self.right_N)
 
     @property
     def is_mixed(self) -> bool:

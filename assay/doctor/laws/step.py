@@ -4,6 +4,7 @@ The optimizer's step follows the gradient: weights that have one move, by about 
 weights: do they move at all, by how much, and does the step point against the gradient? Of the model: do the log-probs
 of the trained tokens move the way the loss asks for? The last also sees what happens to a gradient on its way to the
 weights.
+In a log it looks for gradients and a rate beside a KL to the reference, a reward and an entropy that do not move.
 
 ## Why it hurts
 Weights that do not move learn nothing. An optimizer that climbs unlearns what is rewarded, and a hook that turns

@@ -2,6 +2,7 @@
 ## What it checks
 Prompts vary between the groups of a step and between steps, each group holds one prompt, the tokens of a prompt are
 those of its text, and no step repeats the random numbers of another.
+Rows of a group must not repeat other rows of it at the same places in every group.
 
 ## Why it hurts
 A run that sees one prompt learns one answer. A group of several prompts compares answers to different questions. A

@@ -1,7 +1,8 @@
 """What each trainer calls the metrics of assay/record/metrics.py: only names whose meaning, unit and sign are the same.
 
 A value is a tuple of names; the first that has data counts. "1 - name" is the complement of a share. Some of what
-others log has no name in metrics.py: the smallest and the largest advantage; and the distance of sampler and trainer as
+others log has no name in metrics.py: the smallest and the largest advantage; the mean of old - new, signed
+(old_less_new); and the distance of sampler and trainer as
 a KL (mismatch_kl), as a difference of probabilities (mismatch_probs), as a mean of exp |difference| (mismatch_factor).
 What is left out on purpose, and why, stands in docs/logs.md: mostly KLs by the k1 estimator, sums over a sequence, and
 maxima of means.
@@ -91,6 +92,7 @@ VERL = Trainer(
         "ref_kl": ("actor/kl_loss",),
         "entropy": ("actor/entropy", "actor/entropy_loss"),
         "clipped_share": ("actor/pg_clipfrac",),
+        "old_less_new": ("actor/ppo_kl",),
         "gradient_norm": ("actor/grad_norm",),
         "learning_rate": ("actor/lr",),
         "correction_mean": ("rollout_corr/rollout_is_mean",),
@@ -114,6 +116,7 @@ OPENRLHF = Trainer(
         "ref_kl": ("kl",),
         "entropy": ("entropy_loss",),
         "clipped_share": ("ppo_clip_ratio",),
+        "old_less_new": ("ppo_kl",),
         "gradient_norm": ("actor_grad_norm",),
         "learning_rate": ("actor_lr",),
         "mismatch_kl": ("vllm_kl",),
@@ -217,6 +220,7 @@ SLIME = Trainer(
         "ref_kl": ("kl_loss",),
         "entropy": ("entropy_loss",),
         "clipped_share": ("pg_clipfrac",),
+        "old_less_new": ("ppo_kl",),
         "gradient_norm": ("grad_norm",),
         "learning_rate": ("lr-pg_0",),
         "mismatch_mean": ("train_rollout_logprob_abs_diff",),
@@ -249,6 +253,7 @@ TORCHTUNE = Trainer(
         "length_mean": ("response_lengths",),
         "ref_kl": ("kl_loss",),
         "clipped_share": ("clipfrac",),
+        "old_less_new": ("approx_policy_kl",),
         "ratio_mean": ("ratios",),
         "gradient_norm": ("grad_norm",),
         "learning_rate": ("lr",),

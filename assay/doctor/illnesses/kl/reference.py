@@ -4,6 +4,7 @@ The reference is the policy as it was at the start, frozen. Before the first upd
 those of the policy: the KL is 0. Later it must not follow the policy: log-probs equal bit for bit, steps after the
 start, mean that the reference is the policy itself. And where the reference scored the rows again one by one (no
 padding, eval mode), the log-probs that went into the KL must agree with that.
+In a log it must leave 0, and grow while the policy learns.
 
 ## Why it hurts
 A reference that is the trained model itself gives a KL of 0 for ever: the penalty is switched off and no metric shows

@@ -2,6 +2,7 @@
 ## What it checks
 In the first update after a rollout the policy being trained is still the policy that sampled. The ratio new / old of
 every token must then be 1: the check recomputes exp(new - old) on the loss tokens of such an update.
+In a log the mean of new / old must be 1 and old - new about 0 in the first steps; no token is clipped at a rate of 0.
 
 ## Why it hurts
 Whatever moves the ratio away from 1 before anything was learned (dropout, another precision, another temperature, rows
@@ -59,6 +60,7 @@ STEPS = 8  # of a log: fewer may be chance
 RAISED = 0.005  # of the mean ratio above 1: updates on the same rollouts leave a tenth of it
 WIDE = 3.0  # largest ratio, and one over the smallest: a first step moves no token as far
 ALWAYS = 0.9  # of the steps
+APART = 0.005  # nats per token: updates of a first step leave a tenth of it
 MANY_CLIPPED = 0.04  # of the tokens in each of the first steps
 CLIPPED = 5e-3  # of the tokens: some logs average with a step before or after
 SHARE = 0.01  # of the loss tokens: below this a few outliers are off, not the arithmetic
@@ -130,29 +132,50 @@ def _by_what_is_logged(curves: Curves) -> Verdict:
         return still
     mean_N, low_N, high_N = (curves.column(name) for name in ("ratio_mean", "ratio_min", "ratio_max"))
     known_N = np.isfinite(mean_N) & np.isfinite(low_N) & np.isfinite(high_N)
-    if known_N.sum() < STEPS and (clipped := _clipped_from_the_start(curves)) is not None:
-        return clipped
+    apart = _apart_from_the_start(curves)
+    if apart is None and known_N.sum() < STEPS:
+        apart = _clipped_from_the_start(curves)
+    if apart is not None:
+        return apart
     if known_N.sum() < STEPS:
         raise Missing("first_ratio_max_deviation", f"ratio_mean, ratio_min and ratio_max of {STEPS} steps")
     off_N = (mean_N[known_N] > 1.0 + RAISED) & (low_N[known_N] < 1 / WIDE) & (high_N[known_N] > WIDE)
     first = int(np.flatnonzero(known_N)[0])
-    facts = (
+    facts = [
         Fact("median of the mean ratio", float(np.median(mean_N[known_N])), 1.0 + RAISED),
         Fact("smallest ratio of the first logged step", float(low_N[first]), 1 / WIDE, curves.step_at(first)),
         Fact("largest ratio of the first logged step", float(high_N[first]), WIDE, curves.step_at(first)),
-    )
+    ]
     if not off_N[: STEPS // 2].all() or off_N.mean() < ALWAYS:
         return healthy("the mean ratio is 1, as it must be of tokens that old sampled", *facts)
     total = float(np.nanmax(curves.column("ref_kl"))) if curves.has("ref_kl") else np.nan
     spread = 2.0 * (float(np.median(mean_N[known_N])) - 1.0)
     if total < spread / 2:
-        facts += (Fact("largest KL to the reference of the whole run", total, spread / 2),)
+        facts.append(Fact("largest KL to the reference of the whole run", total, spread / 2))
     return seen_directly(
         f"new / old has a mean of {float(np.median(mean_N[known_N])):.4g} and lies between {low_N[first]:.2g} and "
         f"{high_N[first]:.2g} in the first step already, and so in {off_N.mean():.0%} of the steps: new and old are "
         "not scored alike (dropout, other kernels or precision, another temperature)",
         *facts,
         confidence=Confidence.LIKELY if total < spread / 2 or off_N.all() else Confidence.POSSIBLE,
+    )
+
+
+def _apart_from_the_start(curves: Curves) -> Verdict | None:
+    """A finding where old - new has a mean above 0 of one size from the first step to the last: noise does that, while
+    the few updates of a first step do not move a policy as far."""
+    apart_N = curves.column("old_less_new")
+    apart_N = apart_N[np.isfinite(apart_N)]
+    if len(apart_N) < 2 * STEPS or not curves.steps[0] <= 1:
+        return None
+    first, last = float(apart_N[:3].min()), float(np.median(apart_N[-STEPS:]))
+    if first <= APART or np.quantile(apart_N, 0.05) <= APART / 2 or last > 3 * first:
+        return None
+    return seen_directly(
+        f"old - new is {first:.2g} per token on average in the first steps of the run already, and {last:.2g} in the "
+        "last: new and old are not scored alike (dropout, other kernels or precision, another temperature)",
+        Fact("mean of old - new in the first three steps, the smallest", first, APART),
+        confidence=Confidence.LIKELY if first > 2 * APART else Confidence.POSSIBLE,
     )
 
 

@@ -57,6 +57,11 @@ CORRECTABLE = 3.0  # times the limit: beyond it, importance weights leave little
 ARITHMETIC = 0.04  # of the mean: engines in bfloat16 leave 0.005 to 0.03
 CUT_OFF = 0.05  # of the mean
 OF_ENTROPY = 0.1  # of the entropy in nats: top-p 0.9 leaves about this much
+OTHER_DISTANCES = (  # metric, its value without a difference, what is doubtful above that, what arithmetic never leaves
+    ("mismatch_probs", 0.0, 0.02, 0.03),
+    ("mismatch_factor", 1.0, 0.04, 0.06),
+    ("mismatch_kl", 0.0, 0.008, 0.02),
+)
 EFFECTIVE = 0.5  # share of the tokens that the importance weights leave: below this half of the data is lost
 
 
@@ -84,6 +89,8 @@ def check_batch(batch: Batch) -> Verdict:
 def check_curves(curves: Curves) -> Verdict:
     is_float32 = curves.settings.get("dtype") == "float32"
     name, limit = mismatch_limit(curves.settings.get("dtype"))
+    if not curves.has(name) and (verdict := _by_other_distance(curves)) is not None:
+        return verdict
     (mismatch_N,) = curves.need(name)
     worst = int(np.nanargmax(mismatch_N))
     largest, over = float(mismatch_N[worst]), int(np.sum(mismatch_N > limit))
@@ -142,6 +149,27 @@ def _from_the_start(curves: Curves) -> Verdict | None:
         fix="Read what the engine really samples with (its defaults and the model's generation_config count too) and "
         "set top_p = 1, top_k off, temperature as in the trainer; else weigh by truncated importance weights.",
     )
+
+
+def _by_other_distance(curves: Curves) -> Verdict | None:
+    """Of logs that hold no difference of log-probs: of probabilities, the mean of exp |difference|, or a KL."""
+    for name, nothing, doubtful, large in OTHER_DISTANCES:
+        known_N = curves.column(name) - nothing
+        known_N = known_N[np.isfinite(known_N)]
+        if len(known_N) < STEPS or not curves.steps[0] <= 1 or _is_corrected(curves.settings.get("correction")):
+            continue
+        lowest, first = float(np.quantile(known_N, 0.1)), float(np.median(known_N[:3]))
+        fact = Fact(f"{name} of the first steps", nothing + first, nothing + doubtful, curves.step_at(0))
+        if min(lowest, first) <= doubtful:
+            return healthy(f"{name} is not large from the first step on", fact)
+        return seen_directly(
+            f"sampler and trainer differ from the first step on, when no weights are old yet, and in every step "
+            f"({name} {nothing + first:.3g}): truncated sampling, another temperature or a penalty of the engine that "
+            "the trainer does not count, or an engine of low precision",
+            fact,
+            confidence=Confidence.LIKELY if min(lowest, first) > large else Confidence.POSSIBLE,
+        )
+    return None
 
 
 def not_the_models_own(batch: Batch) -> tuple[str, Gap] | None:

@@ -130,7 +130,7 @@ LOGS: dict[str, dict[str, Column]] = {
         "train/probs_ratio": "ratio", "train/probs_ratio_min": lambda run: run["ratio"] - 0.3,
         "train/probs_ratio_max": lambda run: run["ratio"] + 0.5, "train/probs_ratio_clamped": "ratio",
         "train/token_mult_prob_error": lambda run: 1 + run["mismatch"],
-        "train/gen_kl_error": lambda run: run["kl"] / 40,
+        "train/gen_kl_error": lambda run: run["mismatch"] / 100,
         "train/sampling_importance_ratio": "weight", "timing/train/total_step_time": "seconds",
         "validation/accuracy": lambda run: 0.9 * run["reward"],
     },

@@ -250,3 +250,18 @@ def test_a_mask_of_a_dump_is_read_and_tool_output_inside_is_not_missed(tmp_path)
     for row in rows:
         row["completion_mask"][-1] = 0
     assert {"MASK01", "LAW06"} & sure(tmp_path, rows)
+
+
+def test_tool_output_that_is_trained_is_named(tmp_path):
+    def rows(is_masked):
+        made = dump()
+        for row in made:
+            row["completion"] = "<calc>2+2</calc>\n<result>4</result>\n" + row["completion"]
+            row["completion_ids"] = [*letters(row["completion"]), 1]
+            row["completion_mask"] = [1] * len(row["completion_ids"])
+            if is_masked:
+                row["completion_mask"][17:35] = [0] * 18
+        return made
+
+    assert "LAW06" in sure(tmp_path, rows(is_masked=False))
+    assert said(tmp_path, rows(is_masked=True)) == {}

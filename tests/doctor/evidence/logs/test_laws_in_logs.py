@@ -172,3 +172,46 @@ def test_short_and_resumed_logs_of_a_sound_run_are_silent(tmp_path, trainer):
     rows = rows_of(trainer)
     assert not sure(tmp_path, rows[:10])
     assert not sure(tmp_path, [row | {"step": row["step"] + 500} for row in rows[40:]])
+
+
+@pytest.mark.parametrize(
+    ("trainer", "mismatch"), [("verl", 0.25), ("NeMo-RL", 0.09), ("OpenRLHF", 0.4), ("prime-rl", 0.6)]
+)
+def test_other_distances_that_are_large_from_the_first_step_on_are_named(tmp_path, trainer, mismatch):
+    assert sure(tmp_path, rows_of(trainer, mismatch=mismatch + noise(0.002))) == {"SAMP06"}
+    late = np.where(AT < 2, 0.02, mismatch)  # asynchronous: the first steps are fresh
+    assert "SAMP06" not in sure(tmp_path, rows_of(trainer, mismatch=late))
+
+
+@pytest.mark.parametrize("trainer", ["slime", "SkyRL", "open-instruct", "NeMo-RL", "no trainer known here"])
+def test_a_sampler_that_keeps_its_first_weights_is_named(tmp_path, trainer):
+    behind = 0.005 + 0.08 * (1 - np.exp(-AT / 60)) + np.abs(noise(3e-4))
+    assert "LAW09" in sure(tmp_path, rows_of(trainer, mismatch=behind))
+
+
+@pytest.mark.parametrize("trainer", ["verl", "OpenRLHF", "slime", "torchtune"])
+def test_old_and_new_that_differ_from_the_first_step_on_are_not_scored_alike(tmp_path, trainer):
+    assert "RAT01" in sure(tmp_path, rows_of(trainer, signed=0.02 + noise(0.002)))
+    assert not sure(tmp_path, rows_of(trainer, signed=np.abs(2e-3 + noise(5e-4))))  # several updates per batch
+    assert not sure(tmp_path, rows_of(trainer, signed=np.linspace(1e-4, 0.02, STEPS)))  # ever larger steps
+
+
+@pytest.mark.parametrize("trainer", ["verl", "torchtune"])
+def test_a_kl_that_stays_that_of_one_update_while_the_reward_rises_has_a_reference_that_follows(tmp_path, trainer):
+    assert "KL05" in sure(tmp_path, rows_of(trainer, kl=3e-5 + np.abs(noise(5e-6))))
+    assert "KL05" not in said(tmp_path, rows_of(trainer, kl=1e-4 * (AT / STEPS) ** 2))
+    assert "KL05" not in said(tmp_path, rows_of(trainer, kl=1e-6 + 4e-4 * (AT % 10)))  # renewed on purpose
+
+
+def test_arguments_beside_the_log_say_that_a_batch_gets_one_update(tmp_path):
+    rows = rows_of("TRL", clipped=0.02 + np.abs(noise(0.002)))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = {"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 4}
+    found = {}
+    for passes in (1, 2):
+        (folder / "args.json").write_text(json.dumps(arguments | {"num_iterations": passes}))
+        words = diagnose(open_evidence(folder)).findings
+        found[passes] = {word.code for word in words if word.confidence is not Confidence.POSSIBLE}
+    assert found == {1: {"RAT01"}, 2: set()}
