@@ -134,8 +134,8 @@ def _from_the_start(curves: Curves, name: str, distance_N: Array, floor: float) 
         return None
     is_corrected = curves.settings.get("correction", "off") not in (None, "off", False)
     return seen_directly(
-        f"sampler and trainer agree in the first step and drift apart from then on, {quarters[3] / first:.2g} times as "
-        "far in the last quarter: the sampler keeps the weights it began with",
+        "sampler and trainer agree in the first step and drift apart from then on, "
+        f"{quarters[3] / max(first, 1e-12):.2g} times as far in the last quarter: the sampler keeps the weights it began with",
         Fact(f"{name} in the first step, as a difference of log-probs", first, None, curves.step_at(0)),
         Fact("the same in the last quarter", quarters[3], GROWTH * first),
         confidence=Confidence.POSSIBLE if is_corrected else Confidence.LIKELY,
@@ -161,7 +161,7 @@ def _by_logprobs(first: Sequence[Batch], later: Sequence[Batch]) -> Verdict | No
 
 
 def _distance(batch: Batch) -> float | None:
-    """Mean distance between the sampler's log-probs and the model's, of rows that are said to be fresh."""
+    """Mean distance between the sampler's log-probs and the model's, of rows that are fresh by their version."""
     sampler_BT = batch.get("sampler_logprobs")
     model_BT = batch.get("plain_logprobs") if batch.get("plain_logprobs") is not None else batch.get("old_logprobs")
     if sampler_BT is None or model_BT is None or batch.numbers.get("update", 0) != 0 or batch.get("tokens") is None:

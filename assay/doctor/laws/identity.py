@@ -145,7 +145,7 @@ def _spell(row: Ids, table: Mapping[int, str]) -> str:
 
 
 def _is_same(spelled: str, text: str) -> bool:
-    """But for spaces at the ends, which some dumps strip."""
+    """Spaces at the ends do not count: some dumps strip them."""
     return spelled.strip() == text.strip()
 
 

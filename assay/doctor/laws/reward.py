@@ -84,11 +84,15 @@ def _by_equal_answers(batches: Sequence[Batch]) -> Verdict:
     known: dict[object, tuple[float, int | None]] = {}
     seen: set[object] = set()
     conflicts: list[tuple[int | None, int, float, float]] = []
+    levels: set[float] = set()
+    is_judged = False  # by something that may vary: texts alone, and rewards of many sizes
     for batch in batches:
         if batch.get("rewards") is None or batch.settings.get("kl_placement") == "reward":
             continue
         (rewards_B,) = batch.need("rewards")
-        is_of_text = batch.get("tokens") is None  # the same text in one step may be the work of a penalty for that
+        is_of_text = batch.get("tokens") is None
+        levels.update(np.unique(rewards_B[np.isfinite(rewards_B)]).tolist())
+        is_judged |= is_of_text and len(levels) > FEW
         for row, key in enumerate(zip(prompt_keys(batch), answers(batch), strict=True)):
             if not np.isfinite(rewards_B[row]) or not key[1]:
                 continue
@@ -108,7 +112,7 @@ def _by_equal_answers(batches: Sequence[Batch]) -> Verdict:
         Fact("reward now", now, None, step, row),
         Fact("reward of the same answer before", first),
         fact,
-        confidence=Confidence.LIKELY if len(conflicts) >= FEW else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if len(conflicts) >= FEW and not is_judged else Confidence.POSSIBLE,
     )
 
 
@@ -118,7 +122,10 @@ def _by_truth(batches: Sequence[Batch]) -> Verdict:
     judged = [found for batch in batches if (found := _judged(batch)) is not None]
     if sum(len(right_N) for _, _, right_N, _ in judged) < JUDGED:
         raise Missing(f"truth and a marked answer in {JUDGED} rows")
-    limit = _threshold(np.concatenate([one[3] for one in judged]), np.concatenate([one[2] for one in judged]))
+    limit = _threshold(
+        np.concatenate([rewards_N for *_, rewards_N in judged]),
+        np.concatenate([right_N for _, _, right_N, _ in judged]),
+    )
     if limit is None:
         return not_applicable("all answers are right, all are wrong, or all get the same reward")
     steps = [_Paid(batch, rows_N, right_N, rewards_N > limit) for batch, rows_N, right_N, rewards_N in judged]
@@ -220,7 +227,7 @@ def _judged(batch: Batch) -> tuple[Batch, Array, Array, Array] | None:
 
 
 def _threshold(rewards_N: Array, right_N: Array) -> float | None:
-    """Above which a reward is one of a right answer: where the two agree most; None where nothing can be told."""
+    """Above which a reward is one of a right answer: where the two agree most; None where nothing shows it."""
     levels = np.unique(rewards_N)
     if len(levels) < 2 or right_N.all() or not right_N.any():
         return None

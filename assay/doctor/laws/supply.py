@@ -99,7 +99,7 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
         raise Missing(f"prompts of {STEPS} steps")
     largest = max(prompts, key=len)
     fact = Fact("different prompts in all steps together", len(frozenset().union(*prompts)))
-    if not all(one <= largest for one in prompts):
+    if not all(asked <= largest for asked in prompts):
         return healthy(f"the prompts of {len(prompts)} steps differ", fact)
     size = max((int(batch.settings.get("dataset_size", 0)) for batch in batches), default=0)
     if 0 < size <= len(largest):
@@ -149,7 +149,7 @@ def _copied_rows(batch: Batch, group_B: Array) -> Verdict | None:
     groups = [rows for rows in groups if len(rows) == size]
     if len(groups) < GROUPS_ALIKE or size < 4:
         return None
-    alike_PGG = np.array([[[said[one] == said[other] for other in rows] for one in rows] for rows in groups])
+    alike_PGG = np.array([[[said[row] == said[other] for other in rows] for row in rows] for rows in groups])
     for what, sources_G in _ways_to_copy(size):
         copies_GG = (sources_G[:, None] == sources_G) & ~np.eye(size, dtype=bool)
         others_GG = sources_G[:, None] != sources_G

@@ -62,7 +62,7 @@ WIDE = 3.0  # largest ratio, and one over the smallest: a first step moves no to
 ALWAYS = 0.9  # of the steps
 APART = 0.005  # nats per token: updates of a first step leave a tenth of it
 MANY_CLIPPED = 0.04  # of the tokens in each of the first steps
-CLIPPED = 5e-3  # of the tokens: some logs average with a step before or after
+CLIPPED = 0.01  # of the tokens: some logs average with a step before or after
 SHARE = 0.01  # of the loss tokens: below this a few outliers are off, not the arithmetic
 
 

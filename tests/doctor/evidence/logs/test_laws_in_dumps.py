@@ -265,3 +265,10 @@ def test_tool_output_that_is_trained_is_named(tmp_path):
 
     assert "LAW06" in sure(tmp_path, rows(is_masked=False))
     assert said(tmp_path, rows(is_masked=True)) == {}
+
+
+def test_a_judge_that_varies_is_not_called_rewards_of_other_rows(tmp_path):
+    rows = without(dump(steps=3, ids=pieces), "completion_ids", "prompt_ids", "ground_truth")
+    for at, row in enumerate(rows):
+        row["completion"], row["reward"] = f"it is {at % 2}", 0.5 + 0.1 * (at % 5)
+    assert "LAW10" not in sure(tmp_path, rows)
