@@ -183,7 +183,7 @@ FLAGS = frozenset(("support_kept", "mask_truncated", "process_rewards"))
 COUNTED = frozenset(("step", "update"))  # numbers: whole and not negative
 POSITIVE = 1e-3  # a log-prob above this is none; rounding leaves less
 
-TEXTS = ("prompt", "completion", "prompt_id")
+TEXTS = ("prompt", "completion", "prompt_id", "truth")
 
 
 class BatchError(UserError, ValueError):

@@ -18,9 +18,12 @@ SHOWN_BY_CURVES = {
     "LAW01",
     "ADV03",
     "HYP01",
+    "KL01",
+    "LAW07",
+    "LAW09",
     "MET08",
     "REW01",
-}  # of the sick examples: a rate out of all ranges, a lost policy, one reward
+}  # of the sick examples: a rate out of all ranges, a lost policy, one reward, a KL that is taken off the loss
 RECORDED = [one for one in ILLNESSES if one.sick is not None]  # scripts have their own tests
 KINDS = [(one, kind) for one in ILLNESSES for kind in ("batch", "curves", "reward") if getattr(one, kind) is not None]
 

@@ -40,6 +40,8 @@ from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 MANY_ROWS, MANY_VALUES = 8, 4  # rows and different advantages that no wrong axis gives by chance
+FEWEST_GROUPS = 3  # with different rewards
+RELATED = 0.5  # correlation of rewards and advantages inside groups
 NEARLY = 1e-3  # relative: what epsilons and 16 bits leave
 
 
@@ -65,8 +67,10 @@ def check_batch(batch: Batch) -> Verdict:
     if mixed:
         return _broken(batch, recorded_B, mixed, Confidence.PROVEN)
     order = _disorder(batch, rewards_B, recorded_B)
-    if order and batch.setting("kl_coef") and batch.setting("kl_placement") == "reward":
+    if order and batch.settings.get("kl_coef", 1.0) and batch.settings.get("kl_placement") == "reward":
         return not_applicable("a KL is taken from the rewards, which changes their order")
+    if order and not {"kl_coef", "kl_placement"} <= batch.settings.keys() and not _is_unrelated(batch, recorded_B):
+        raise Missing("kl_coef", "kl_placement")  # a KL may be taken from the rewards: then equal ones differ a little
     if order:
         return _broken(batch, recorded_B, order, Confidence.LIKELY)
     return not_applicable(
@@ -108,8 +112,11 @@ def _broken(batch: Batch, recorded_B: Array, what: str, confidence: Confidence) 
 
 
 def _other_axis(batch: Batch, rewards_B: Array, recorded_B: Array, limit: float) -> str:
-    """Whether mean or std were taken over dim 0 of rewards.view(prompts, group) or of its transpose."""
-    sizes = {len(rows) for rows in groups_of(batch)}
+    """Whether mean or std were taken over dim 0 of rewards.view(prompts, group) or of its transpose, or over
+    neighbouring rows that are not of one prompt."""
+    groups = groups_of(batch)
+    sizes = {len(rows) for rows in groups}
+    is_together = all((np.diff(rows) == 1).all() for rows in groups)
     if len(rewards_B) < MANY_ROWS or len(np.unique(recorded_B)) < MANY_VALUES:
         return ""  # with so few, some axis always fits
     if len(sizes) != 1 or len(rewards_B) % next(iter(sizes)):
@@ -121,15 +128,37 @@ def _other_axis(batch: Batch, rewards_B: Array, recorded_B: Array, limit: float)
         for mean_axis in words:
             for std_axis in (0, 1, None, -1):  # -1: no std
                 for ddof in (0, 1):
-                    if (mean_axis, std_axis) == (1, 1) and shape[1] == size:
+                    is_by_neighbours = (mean_axis, std_axis) in ((1, 1), (1, -1)) and shape[1] == size
+                    if is_by_neighbours and is_together:
                         continue
                     values_B = _normalise(
                         rewards_XY, mean_axis, std_axis, ddof, batch.settings.get("advantage_epsilon")
                     )
+                    if is_by_neighbours and _is_of_one_prompt(batch, size):
+                        continue  # then the groups are not what the batch calls so
+                    if is_by_neighbours and _is_near(recorded_B, values_B, limit):
+                        return f"each {size} neighbouring rows are normalised together, which are of different prompts"
                     if _is_near(recorded_B, values_B, limit):
                         divided = "" if std_axis == -1 else f", the std {words[std_axis]}"
                         return f"the mean of the rewards is taken {words[mean_axis]}{divided} of view{shape}"
     return ""
+
+
+def _is_unrelated(batch: Batch, recorded_B: Array) -> bool:
+    """Whether better rewards of a group hardly go with higher advantages: no KL that is taken off does that."""
+    (rewards_B,) = batch.need("rewards")
+    pairs = [(rewards_B[rows], recorded_B[rows]) for rows in groups_of(batch) if np.ptp(rewards_B[rows]) > 0]
+    if len(pairs) < FEWEST_GROUPS:
+        return False
+    centred = [np.concatenate([values_G - values_G.mean() for values_G in side]) for side in zip(*pairs, strict=True)]
+    spread = float(np.linalg.norm(centred[0]) * np.linalg.norm(centred[1]))
+    return bool(np.isfinite(spread) and spread > 0 and float(centred[0] @ centred[1]) / spread < RELATED)
+
+
+def _is_of_one_prompt(batch: Batch, size: int) -> bool:
+    """Whether each block of neighbouring rows has one prompt, by its text; False where the texts are not known."""
+    prompts = batch.texts.get("prompt")
+    return prompts is not None and all(len(set(prompts[at : at + size])) == 1 for at in range(0, len(prompts), size))
 
 
 def _normalise(

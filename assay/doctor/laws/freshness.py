@@ -3,6 +3,8 @@
 The sampler has the weights that the record says: those that are trained. In the first step any sampler has them,
 because nothing has been trained yet. If sampler and trainer agree there and differ later, the sampler did not get the
 new weights. Without log-probs of the sampler, the law of sampling (LAW01) gives the difference.
+In a log it looks for a distance of sampler and trainer that is flat for a while and grows from some step on, or that
+grows from the first step on without end.
 
 ## Why it hurts
 A sampler that stays behind answers like the start of the run. If old log-probs are the current policy's, no ratio shows
@@ -29,15 +31,40 @@ from collections.abc import Sequence
 import numpy as np
 
 from assay.doctor.catalogue import illness
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edit_batch, healthy_batch
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
 from assay.doctor.facts.logprobs import completion_places, mean_distance
 from assay.doctor.facts.rounding import limit_between_passes
+from assay.doctor.facts.trend import trailing
 from assay.doctor.laws.sampling import BOUND, Draws, pool, sampled_draws
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.record.batch import Array
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    State,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+    seen_directly,
+)
 
 TOKENS = 20  # fewer have no mean
 GROWTH = 5.0  # times the distance of the first step
+SETTLING = 4  # steps in which an asynchronous run reaches its lag
+BEFORE = 14  # steps that show what is usual
+AFTER = 10  # steps in which it has grown, up to the last
+RISEN = 3.0  # times the usual, in log-probs
+FLAT = 1.3  # of the later over the earlier half before it grows: more is a slow drift of the arithmetic
+DISTANCES = (  # metric, its value if there is no difference, the power that makes it one of log-probs, what is noise
+    ("mismatch_mean", 0.0, 1.0, 0.015),
+    ("mismatch_probs", 0.0, 1.0, 0.01),
+    ("mismatch_factor", 1.0, 1.0, 0.015),
+    ("mismatch_kl", 0.0, 0.5, 5e-4),
+)
 QUIET = 3.0  # standard deviations that a sampler with the right weights leaves in the first step
 
 
@@ -49,6 +76,71 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
     if not first or not later:
         raise Missing("batches of the first step and of later ones")
     return _by_logprobs(first, later) or _by_draws(first, later)
+
+
+def check_curves(curves: Curves) -> Verdict:
+    """A distance of sampler and trainer that stays flat and then grows from some step on: from there on the weights
+    do not arrive. A constant one is another matter, and one that falls with the entropy too."""
+    verdicts = [_of_distance(curves, *distance) for distance in DISTANCES if curves.has(distance[0])]
+    if not verdicts:
+        raise Missing("mismatch_mean")
+    return next((verdict for verdict in verdicts if verdict.state is State.FINDING), verdicts[0])
+
+
+def _of_distance(curves: Curves, name: str, nothing: float, power: float, floor: float) -> Verdict:
+    """`nothing` is its value without a difference, `power` makes it one of log-probs, below `floor` it is noise."""
+    known_N = np.isfinite(curves.column(name))
+    distance_N = np.maximum(curves.column(name)[known_N] - nothing, 0.0) ** power
+    places_N = np.flatnonzero(known_N)
+    if len(distance_N) < BEFORE + AFTER:
+        return not_enough_data(f"{name} of {BEFORE + AFTER} steps")
+    smooth_N = np.array([np.median(distance_N[max(at - 2, 0) : at + 3]) for at in range(len(distance_N))])
+    start_N = distance_N[SETTLING:BEFORE]
+    usual = float(np.median(start_N))
+    last = float(np.median(distance_N[-AFTER:]))
+    noise = max(1.5 * float(np.median(np.abs(start_N - usual))), 0.1 * usual)
+    grown = trailing(smooth_N > usual + max(5.0 * noise, 0.5 * usual))
+    begin = len(distance_N) - grown
+    facts = (
+        Fact(f"{name} at first, without what rounding leaves", usual ** (1 / power)),
+        Fact(f"{name} at last", last ** (1 / power), nothing + floor),
+    )
+    is_grown = grown >= AFTER and last > RISEN * usual and last ** (1 / power) > floor
+    flat_N = distance_N[SETTLING:begin]
+    early, late = (float(np.median(part_N)) if len(part_N) else 0.0 for part_N in np.array_split(flat_N, 2))
+    if (verdict := _from_the_start(curves, name, distance_N, floor**power)) is not None:
+        return verdict
+    if not is_grown or begin < BEFORE or late > FLAT * early:
+        return healthy("the distance of sampler and trainer does not begin to grow at some step", *facts)
+    is_corrected = curves.settings.get("correction", "off") not in (None, "off", False)
+    step = curves.step_at(int(places_N[begin]))
+    where = "from some step on" if step is None else f"from about step {step} on"
+    return seen_directly(
+        f"sampler and trainer agree as usual at first and drift apart {where}, {last / max(usual, 1e-12):.2g} times as "
+        "far at last: the weights no longer reach the sampler",
+        *facts,
+        confidence=Confidence.POSSIBLE if is_corrected and last < GROWTH * usual else Confidence.LIKELY,
+    )
+
+
+def _from_the_start(curves: Curves, name: str, distance_N: Array, floor: float) -> Verdict | None:
+    """A finding where sampler and trainer agree in the first step of the run and part from then on, ever further."""
+    if not curves.steps[0] <= 1 or len(distance_N) < 4 * AFTER:
+        return None
+    first = float(distance_N[0])
+    quarters = [float(np.median(part_N)) for part_N in np.array_split(distance_N, 4)]
+    is_growing = quarters == sorted(quarters) and quarters[3] > 2.5 * quarters[0] and quarters[0] > 1.5 * first
+    if not is_growing or quarters[3] <= max(2 * floor, GROWTH * first):
+        return None
+    is_corrected = curves.settings.get("correction", "off") not in (None, "off", False)
+    return seen_directly(
+        "sampler and trainer agree in the first step and drift apart from then on, "
+        f"{quarters[3] / max(first, 1e-12):.2g} times as far in the last quarter: the sampler keeps the weights it "
+        "began with",
+        Fact(f"{name} in the first step, as a difference of log-probs", first, None, curves.step_at(0)),
+        Fact("the same in the last quarter", quarters[3], GROWTH * first),
+        confidence=Confidence.POSSIBLE if is_corrected else Confidence.LIKELY,
+    )
 
 
 def _by_logprobs(first: Sequence[Batch], later: Sequence[Batch]) -> Verdict | None:
@@ -70,7 +162,7 @@ def _by_logprobs(first: Sequence[Batch], later: Sequence[Batch]) -> Verdict | No
 
 
 def _distance(batch: Batch) -> float | None:
-    """Mean distance between the sampler's log-probs and the model's, of rows that the record calls fresh."""
+    """Mean distance between the sampler's log-probs and the model's, of rows that are fresh by their version."""
     sampler_BT = batch.get("sampler_logprobs")
     model_BT = batch.get("plain_logprobs") if batch.get("plain_logprobs") is not None else batch.get("old_logprobs")
     if sampler_BT is None or model_BT is None or batch.numbers.get("update", 0) != 0 or batch.get("tokens") is None:
@@ -118,7 +210,8 @@ def _run(behind: float) -> Evidence:
     steps = [
         edit_batch(batch, step=step, update=0, sampler_logprobs=plain_BT - off) for step, off in ((1, 0.0), (2, behind))
     ]
-    return Evidence(batches=tuple(steps))
+    mismatch_N = 0.005 + np.maximum(np.arange(60) - 30, 0) * behind / 100
+    return Evidence(tuple(steps), healthy_curves(mismatch_mean=mismatch_N))
 
 
 def sick() -> Evidence:

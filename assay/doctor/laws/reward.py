@@ -1,7 +1,8 @@
 """
 ## What it checks
 A reward belongs to its row. Where rewards were computed again with the rows in another order, each row must get the
-one on record. And an answer that comes again in a later step must get the reward it got before.
+one on record. An answer that comes again must get the reward it got before. And where a dump holds the true answer,
+answers that are right must be paid, and wrong ones not.
 
 ## Why it hurts
 A reward in another row's place praises an answer for what its neighbour wrote. The mean advantage stays 0 and every
@@ -23,18 +24,27 @@ calls in a row (a judge that samples) are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
+from assay.doctor.facts.answers import answers, right_answers
 from assay.doctor.facts.prompts import prompt_keys
 from assay.doctor.facts.repeats import completions
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.record.batch import Array
+from assay.verdict import Confidence, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
 
 NEARLY = 1e-5  # of the largest reward: float32
 MOST_VALUES = 32  # of rewards: one with noise in it has as many as rows
+JUDGED = 12  # rows: fewer may be chance
+FEW_ROWS = 8  # of a step
+CLEAN, MIXED = 0.03, 0.1  # of the rows: with a reward that contradicts the answer
+INVERTED = 0.9  # of the rows
+BALANCED_STEPS = 2
+MOST_LEVELS = 50  # of rewards that are tried as the limit
 FEW = 3  # answers that come again with another reward: fewer may be a tie that was cut off differently
 
 
@@ -64,35 +74,53 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_batches(batches: Sequence[Batch]) -> Verdict:
+    verdicts = []
+    reasons = []
+    for check in (_by_truth, _by_equal_answers):
+        try:
+            verdicts.append(check(batches))
+        except Missing as missing:
+            reasons.append(missing)
+    if not verdicts:
+        raise reasons[-1]
+    return max(verdicts, key=lambda verdict: (verdict.state is State.FINDING, verdict.confidence.rank))
+
+
+def _by_equal_answers(batches: Sequence[Batch]) -> Verdict:
     """Answers that come again, in the same step or a later one. A reward that changes from step to step on purpose
-    still gives equal answers of one step the same, so conflicts of both kinds are asked for."""
+    still gives equal answers of one step the same, so conflicts of both kinds are asked for, except in texts."""
     known: dict[object, tuple[float, int | None]] = {}
     again: set[object] = set()
     within: list[tuple[int | None, int, float, float]] = []
     between: list[tuple[int | None, int, float, float]] = []
+    levels: set[float] = set()
+    is_of_text = is_judged = False  # judged: by something that may vary: texts alone, and rewards of many sizes
     for batch in batches:
         if batch.get("rewards") is None or batch.settings.get("kl_placement") == "reward":
             continue
         (rewards_B,) = batch.need("rewards")
+        is_of_text = batch.get("tokens") is None
+        levels.update(np.unique(rewards_B[np.isfinite(rewards_B)]).tolist())
+        is_judged |= is_of_text and len(levels) > FEW
         for row, key in enumerate(zip(prompt_keys(batch), _answers(batch), strict=True)):
             if not np.isfinite(rewards_B[row]) or not key[1]:
                 continue
             first, step = known.setdefault(key, (float(rewards_B[row]), batch.step))
-            differs = abs(first - rewards_B[row]) > NEARLY * max(1.0, abs(first))
-            if step != batch.step:
+            if step != batch.step or is_of_text:
                 again.add(key)
-            if differs:
+            if abs(first - rewards_B[row]) > NEARLY * max(1.0, abs(first)):
                 (within if step == batch.step else between).append((batch.step, row, first, float(rewards_B[row])))
     if not again:
         raise Missing("rewards_again, or an answer that comes again in a later step")
-    fact = Fact("answers that came again in a later step", len(again))
-    if not between:
+    fact = Fact("answers that came again", len(again))
+    conflicts = [*between, *(within if is_of_text else ())]
+    if not conflicts:
         return healthy("answers that come again get the reward they got before", fact)
-    step, row, first, now = between[0]
-    values = {round(float(reward), 6) for batch in batches for reward in batch.arrays.get("rewards", ())}
-    is_sure = len(between) >= FEW and bool(within) and len(values) <= MOST_VALUES
+    step, row, first, now = conflicts[0]
+    is_steady = len(levels) <= MOST_VALUES and bool(within)
+    is_sure = len(conflicts) >= FEW and (not is_judged if is_of_text else is_steady)
     return finding(
-        f"answers that come again in a later step get another reward ({len(between)} times, {len(again)} answers)",
+        f"answers that come again get another reward ({len(conflicts)} times, {len(again)} answers)",
         Fact("reward now", now, None, step, row),
         Fact("reward of the same answer before", first),
         fact,
@@ -102,10 +130,131 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
 
 def _answers(batch: Batch) -> Sequence[object]:
     """Without lengths a reward may have read what stands behind the end of an answer: then the whole row counts."""
-    if batch.get("lengths") is None:
-        (tokens_BT,) = batch.need("tokens")
-        return [row.tobytes() for row in tokens_BT]
-    return completions(batch)
+    tokens_BT = batch.get("tokens")
+    if tokens_BT is None:
+        return answers(batch)
+    return [row.tobytes() for row in tokens_BT] if batch.get("lengths") is None else completions(batch)
+
+
+def _by_truth(batches: Sequence[Batch]) -> Verdict:
+    """Rewards against the answers, where the true one is known: right answers are paid, wrong ones are not, and if not
+    so, as many are paid as are right."""
+    judged = [found for batch in batches if (found := _judged(batch)) is not None]
+    if sum(len(right_N) for _, _, right_N, _ in judged) < JUDGED:
+        raise Missing(f"truth and a marked answer in {JUDGED} rows")
+    limit = _threshold(
+        np.concatenate([rewards_N for *_, rewards_N in judged]),
+        np.concatenate([right_N for _, _, right_N, _ in judged]),
+    )
+    if limit is None:
+        return not_applicable("all answers are right, all are wrong, or all get the same reward")
+    steps = [_Paid(batch, rows_N, right_N, rewards_N > limit) for batch, rows_N, right_N, rewards_N in judged]
+    off, rows = sum(step.off for step in steps), sum(len(step.right_N) for step in steps)
+    facts = [
+        Fact("answers that can be judged", rows),
+        Fact("right ones that are not paid", sum(step.unpaid for step in steps)),
+        Fact("wrong ones that are paid", sum(step.overpaid for step in steps)),
+    ]
+    bad = [step for step in steps if step.is_mixed]
+    if off >= INVERTED * rows and off >= JUDGED:
+        return finding("right answers are paid less than wrong ones", *facts, confidence=Confidence.LIKELY)
+    if not bad:
+        return healthy("right answers are paid and wrong ones are not, or nearly so", *facts)
+    worst = max(bad, key=lambda step: step.off)
+    row = int(worst.rows_N[np.flatnonzero(worst.right_N != worst.paid_N)[0]])
+    facts.insert(0, Fact("rows of the worst step whose reward is another's", worst.off, 0, worst.batch.step, row))
+    moved = next((name for name in (worst.moved(),) if name), "")
+    is_sudden = any(step.is_clean for step in steps)
+    is_balanced = len(bad) >= BALANCED_STEPS and all(step.is_balanced for step in bad)
+    since = "" if not is_sudden else f", from step {bad[0].batch.step} on" if _is_late(steps) else ", in some steps"
+    how = moved or "as many are paid as are right" if moved or is_balanced else "the two do not go together"
+    return finding(
+        f"right answers go unpaid and wrong ones are paid{since} ({worst.off} of {len(worst.right_N)} rows of step "
+        f"{worst.batch.step}): {how}; rewards stand at other rows than their answers",
+        *facts,
+        confidence=Confidence.LIKELY if is_sudden or is_balanced or moved else Confidence.POSSIBLE,
+    )
+
+
+@dataclass(frozen=True)
+class _Paid:
+    """The rows of a step that can be judged, N of them."""
+
+    batch: Batch
+    rows_N: Array
+    right_N: Array
+    paid_N: Array
+
+    @property
+    def unpaid(self) -> int:
+        return int((self.right_N & ~self.paid_N).sum())
+
+    @property
+    def overpaid(self) -> int:
+        return int((~self.right_N & self.paid_N).sum())
+
+    @property
+    def off(self) -> int:
+        return self.unpaid + self.overpaid
+
+    @property
+    def is_clean(self) -> bool:
+        is_judged = len(self.right_N) >= FEW_ROWS and bool(self.right_N.any())
+        return is_judged and self.off <= CLEAN * len(self.right_N)
+
+    @property
+    def is_mixed(self) -> bool:
+        return min(self.unpaid, self.overpaid) >= 2 and self.off >= MIXED * len(self.right_N)
+
+    @property
+    def is_balanced(self) -> bool:
+        return abs(self.unpaid - self.overpaid) <= max(1, len(self.right_N) // 20)
+
+    def moved(self) -> str:
+        """By which move of the rows the rewards become those of the answers; "" where no plain one does."""
+        count = len(self.batch.arrays["rewards"])
+        if len(self.right_N) < FEW_ROWS or len(self.rows_N) < count:
+            return ""
+        shifts = {f"all are off by {by} row{'s' * (by > 1)}": np.roll(self.paid_N, -by) for by in range(1, count // 2)}
+        shifts |= {f"all are off by {by} row{'s' * (by > 1)}, backwards": np.roll(self.paid_N, by) for by in (1, 2)}
+        shifts["they are in the reverse order"] = self.paid_N[::-1]
+        for size in range(2, count // 2 + 1):
+            if count % size == 0:
+                name = f"they are those of view({size}, {count // size}), transposed"
+                shifts[name] = self.paid_N.reshape(size, count // size).T.ravel()
+        return next((name for name, paid_N in shifts.items() if np.array_equal(paid_N, self.right_N)), "")
+
+
+def _is_late(steps: Sequence[_Paid]) -> bool:
+    """Whether the mixed steps are the last ones."""
+    mixed = [step.is_mixed for step in steps]
+    return mixed == sorted(mixed)
+
+
+def _judged(batch: Batch) -> tuple[Batch, Array, Array, Array] | None:
+    """(batch, rows, whether right, rewards) of the rows that can be judged; None without any."""
+    rewards_B = batch.get("rewards")
+    if rewards_B is None:
+        return None
+    try:
+        right = right_answers(batch)
+    except Missing:
+        return None
+    rows_N = np.array([row for row, one in enumerate(right) if one is not None and np.isfinite(rewards_B[row])], int)
+    if not len(rows_N):
+        return None
+    return batch, rows_N, np.array([right[row] for row in rows_N], bool), rewards_B[rows_N]
+
+
+def _threshold(rewards_N: Array, right_N: Array) -> float | None:
+    """Above which a reward is one of a right answer: where the two agree most; None where nothing shows it."""
+    levels = np.unique(rewards_N)
+    if len(levels) < 2 or right_N.all() or not right_N.any():
+        return None
+    between = (levels[1:] + levels[:-1]) / 2
+    if len(between) > MOST_LEVELS:
+        between = between[:: len(between) // MOST_LEVELS]
+    return float(max(between, key=lambda limit: abs(np.mean((rewards_N > limit) == right_N) - 0.5)))
 
 
 def _asked_again(shift: int) -> Evidence:

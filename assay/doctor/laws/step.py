@@ -4,6 +4,7 @@ The optimizer's step follows the gradient: weights that have one move, by about 
 weights: do they move at all, by how much, and does the step point against the gradient? Of the model: do the log-probs
 of the trained tokens move the way the loss asks for? The last also sees what happens to a gradient on its way to the
 weights.
+In a log it looks for gradients and a rate beside a KL to the reference, a reward and an entropy that do not move.
 
 ## Why it hurts
 Weights that do not move learn nothing. An optimizer that climbs unlearns what is rewarded, and a hook that turns
@@ -26,17 +27,40 @@ parameters may have rates of their own.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 
 from assay.doctor.catalogue import illness
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import edit_batch, healthy_batch, of_batch
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves, of_batch
+from assay.doctor.facts.trend import has_varied, is_solved, quarter_medians
 from assay.doctor.illnesses.optimizer.no_update import SMALLEST_RATE, is_below_precision
 from assay.doctor.recompute.loss import is_known_whole
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.record.batch import Array
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+    seen_directly,
+)
 
 UPHILL = -0.3  # cosine with the downhill direction: momentum leaves +0.2 to +0.5 in sound runs
 BEYOND = 50.0  # times the rate, or the rate times the gradient norm: Adam moves a weight by about the rate
+STEPS = 50  # of a log: a policy moves in fewer, at any rate that is used
+USED_RATE = 1e-7  # below, a warm-up may not have begun to move anything
+ROUNDING_KL = 1e-4  # nats per token: two passes in bfloat16 leave less
+GROWN = 2.0  # of the KL, last quarter over first: it grows with the square of the way at first
+NOISE = 3.0  # standard errors
+ENTROPY = 0.03  # of itself
+SETTLED = 3  # steps of a warm-up
 MOVED_BETWEEN = 0.05  # of the last update
 UPHILL_TOKENS = 0.3  # of the sum of |pull * change|: chance leaves less over a whole batch
 
@@ -77,6 +101,52 @@ def check_batch(batch: Batch) -> Verdict:
         *facts,
         confidence=Confidence.PROVEN if is_first else Confidence.LIKELY,
     )
+
+
+def check_curves(curves: Curves) -> Verdict:
+    """Gradients flow at a rate, and nothing that a moving policy moves does: the KL to the reference stays at what
+    rounding leaves, the reward at its level, the entropy too."""
+    if curves.has("update_norm") or curves.has("tensors_changed_share"):
+        return not_applicable("the change of the weights is recorded; no_update (OPT02) judges it")
+    norm_N, rate_N, reward_N = curves.need("gradient_norm", "learning_rate", "reward_mean")
+    if np.sum((norm_N > 0) & (rate_N >= USED_RATE)) < STEPS:
+        return not_enough_data(f"gradient_norm and a learning_rate of {USED_RATE:g} or more in {STEPS} steps")
+    if is_solved(curves) or not has_varied(curves) or curves.steps[0] > STEPS:
+        return not_applicable("a run that is solved, without any signal, or resumed may stand still")
+    rise, noise = _rise(reward_N)
+    entropy_N = curves.column("entropy")
+    facts = [Fact("reward of the second half less that of the first", rise, NOISE * noise)]
+    is_flat = abs(rise) <= NOISE * noise
+    if curves.has("entropy"):
+        drift, spread = _rise(entropy_N)
+        facts.append(Fact("the same of the entropy", drift, NOISE * spread))
+        is_flat &= abs(drift) <= max(NOISE * spread, ENTROPY * float(np.nanmedian(entropy_N)))
+    if not curves.has("ref_kl"):
+        return (
+            healthy("reward or entropy move", *facts) if not is_flat else not_enough_data("ref_kl: whether it stays 0")
+        )
+    kl_N = curves.column("ref_kl")[SETTLED:]
+    first, _, _, last = quarter_medians(kl_N, "ref_kl")
+    facts.append(Fact("KL to the reference, median of the last quarter", last, ROUNDING_KL))
+    is_stuck = 0.0 < last <= ROUNDING_KL and last <= GROWN * first
+    if not is_stuck or not is_flat:
+        return healthy("the policy moves as it learns", *facts)
+    return seen_directly(
+        f"{int(np.sum(norm_N > 0))} steps have a gradient (norm {float(np.nanmedian(norm_N)):.2g}) and a learning rate "
+        f"({float(np.nanmedian(rate_N)):.2g}), and the policy has not moved: the KL to the reference stays at "
+        f"{last:.1g}, reward and entropy at their level",
+        *facts,
+        fix="Make the optimizer from the parameters of the model that computes the loss, after it was wrapped, and see "
+        "that its step reaches them.",
+    )
+
+
+def _rise(values_N: Array) -> tuple[float, float]:
+    """How much higher the second half lies than the first, and the standard error of that."""
+    known_N = values_N[np.isfinite(values_N)]
+    first_N, second_N = np.array_split(known_N, 2)
+    error = math.sqrt(first_N.var() / len(first_N) + second_N.var() / len(second_N))
+    return float(second_N.mean() - first_N.mean()), error
 
 
 def _of_weights_that_stay(batch: Batch, norm: float | None) -> Verdict | None:
@@ -132,12 +202,19 @@ def _stepped(direction: float) -> Evidence:
     return of_batch(edit_batch(batch, step=1, descent=0.5 * direction, plain_logprobs_after=after_BT))
 
 
+def _logged(kl_N: Array) -> Curves:
+    """As others log a run: nothing says how far the weights moved; the reward does not rise."""
+    flat_N = 0.4 + 0.05 * np.sin(np.arange(80))
+    unknown = {"update_norm": None, "tensors_changed_share": None, "tensors_changed": None}
+    return healthy_curves(steps=80, reward_mean=flat_N, entropy=flat_N, ref_kl=kl_N, **unknown)
+
+
 def sick() -> Evidence:
-    return _stepped(-1.0)
+    return replace(_stepped(-1.0), curves=_logged(2e-6 + 1e-6 * np.sin(np.arange(80))))
 
 
 def well() -> Evidence:
-    return _stepped(1.0)
+    return replace(_stepped(1.0), curves=_logged(1e-6 * np.arange(1.0, 81.0) ** 2))
 
 
 ILLNESS = illness(

@@ -2,6 +2,7 @@
 ## What it checks
 Prompts vary between the groups of a step and between steps, each group holds one prompt, the tokens of a prompt are
 those of its text, and no step repeats the random numbers of another.
+Rows of a group must not repeat other rows of it at the same places in every group.
 
 ## Why it hurts
 A run that sees one prompt learns one answer. A group of several prompts compares answers to different questions. A
@@ -35,6 +36,7 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import GROUPS, SIZE, B, edit_batch, healthy_batch
+from assay.doctor.facts.answers import answers
 from assay.doctor.facts.prompts import prompt_keys, prompt_token_keys
 from assay.doctor.facts.repeats import completions, log_chances, values_by_key
 from assay.record.batch import Array
@@ -43,6 +45,11 @@ from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding,
 STEPS = 3  # with the same prompts
 GROUPS_ALIKE = 3  # with one prompt
 COPIES = 3  # completions that come again in the same place of a later step
+COPIED = 0.95  # of the pairs that a way to copy makes alike
+SELDOM = 0.2  # share of other pairs that may be alike
+LONG = 60  # tokens, or letters: what a policy that is not certain does not say twice
+VARIED = 0.5  # of the answers of a step are different
+MANY, OFTEN, MOSTLY = 6, 0.25, 0.8  # answers that come again, and their share of a step
 RARE = math.log(1e-8)  # of a completion: it does not come twice in a run
 
 
@@ -63,6 +70,9 @@ def check_batch(batch: Batch) -> Verdict:
             Fact("prompts in one group", len(set(groups[mixed[0]])), 1, batch.step, row),
             confidence=Confidence.LIKELY,
         )
+    copied = _copied_rows(batch, group_B)
+    if copied is not None:
+        return copied
     different = len(set(keys))
     fact = Fact("different prompts", different, None, batch.step)
     if len(groups) >= GROUPS_ALIKE and different == 1 and batch.settings.get("dataset_size") != 1:
@@ -81,7 +91,7 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
             steps[batch.step] = batch
     if len(steps) < 2:
         raise Missing("batches of several steps")
-    verdict = _same_draws(steps)
+    verdict = _same_draws(steps) or _same_answers(steps)
     if verdict is not None:
         return verdict
     prompts = [frozenset(prompt_keys(batch)) for batch in steps.values()]
@@ -89,7 +99,7 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
         raise Missing(f"prompts of {STEPS} steps")
     largest = max(prompts, key=len)
     fact = Fact("different prompts in all steps together", len(frozenset().union(*prompts)))
-    if not all(of_step <= largest for of_step in prompts):
+    if not all(asked <= largest for asked in prompts):
         return healthy(f"the prompts of {len(prompts)} steps differ", fact)
     size = max((int(batch.settings.get("dataset_size", 0)) for batch in batches), default=0)
     if 0 < size <= len(largest):
@@ -125,6 +135,75 @@ def _text_against_tokens(batch: Batch) -> Verdict | None:
         Fact("prompts as tokens", len(set(tokens))),
         confidence=Confidence.LIKELY,
     )
+
+
+def _copied_rows(batch: Batch, group_B: Array) -> Verdict | None:
+    """A finding where the answers at some places of every group are those at other places, word for word, and no other
+    two answers are alike: a policy that is certain repeats itself at any places. No log-probs are needed."""
+    try:
+        said = answers(batch)
+    except Missing:
+        return None
+    groups = [rows for rows in values_by_key(group_B.tolist(), range(len(said))).values() if all(said[r] for r in rows)]
+    size = max(map(len, groups), default=0)
+    groups = [rows for rows in groups if len(rows) == size]
+    if len(groups) < GROUPS_ALIKE or size < 4:
+        return None
+    alike_PGG = np.array([[[said[row] == said[other] for other in rows] for row in rows] for rows in groups])
+    for what, sources_G in _ways_to_copy(size):
+        copies_GG = (sources_G[:, None] == sources_G) & ~np.eye(size, dtype=bool)
+        others_GG = sources_G[:, None] != sources_G
+        copied = float(alike_PGG[:, copies_GG].mean())
+        by_chance = (float(alike_PGG[:, others_GG].sum()) + 1) / (alike_PGG[:, others_GG].size + 2)
+        pairs = len(groups) * int((np.arange(size) != sources_G).sum())
+        if copied >= COPIED and by_chance < SELDOM and pairs * math.log(by_chance) < RARE:
+            return finding(
+                f"{what} in {len(groups)} groups of {size}, and no others are alike: a group holds only "
+                f"{len(set(sources_G.tolist()))} different answers, as if drawn with the same random numbers",
+                Fact("rows that repeat another row of their group", pairs, None, batch.step, groups[0][-1]),
+                Fact("share of other pairs that are alike", by_chance, SELDOM),
+                confidence=Confidence.LIKELY,
+                fix="Give every engine, server or worker that samples a part of a group a seed of its own.",
+            )
+    return None
+
+
+def _ways_to_copy(size: int) -> list[tuple[str, Array]]:
+    """In words, and the place of a group that each place repeats."""
+    places_G = np.arange(size)
+    ways = [
+        (f"rows {period} and later repeat rows 0 to {period - 1} word for word", places_G % period)
+        for period in range(2, size)
+        if size % period == 0
+    ]
+    return ways + [
+        (f"each {count} rows in a row are the same word for word", places_G - places_G % count)
+        for count in range(2, size)
+        if size % count == 0 and size // count > 1
+    ]
+
+
+def _same_answers(steps: dict[int, Batch]) -> Verdict | None:
+    """A finding where a later step repeats long answers of an earlier one word for word, though groups vary."""
+    known: dict[object, int] = {}
+    for step, batch in steps.items():
+        try:
+            rows = list(zip(prompt_keys(batch), answers(batch), strict=True))
+        except Missing:
+            continue
+        long = [row for row in rows if isinstance(row[1], str | tuple) and len(row[1]) >= LONG]
+        again = [row for row in long if row in known]
+        is_varied = len(set(long)) > VARIED * len(long)
+        if len(again) >= max(MANY, OFTEN * len(rows)) and is_varied:
+            return finding(
+                f"{len(again)} of {len(rows)} answers of step {step} are answers of step {known[again[0]]}, word for "
+                "word: the same random numbers, or rollouts that were trained on before",
+                Fact("long answers that come again", len(again), MANY, step),
+                confidence=Confidence.LIKELY if len(again) >= MOSTLY * len(rows) else Confidence.POSSIBLE,
+            )
+        for row in long:
+            known.setdefault(row, step)
+    return None
 
 
 def _same_draws(steps: dict[int, Batch]) -> Verdict | None:

@@ -22,6 +22,8 @@ A trainer that leaves out rows on purpose (a filter of answers, a curriculum) wi
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from assay.doctor.catalogue import illness
@@ -32,6 +34,14 @@ from assay.doctor.laws.pattern import describe
 from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+
+# a call, and what came back for it, by the names that are in use
+RETURNED = re.compile(
+    r"<(?:tool_call|calc|search|code|python|query)>.*?</\w+>\s*"
+    r"<(tool_response|result|information|output|observation|interpreter)>.*?</\1>",
+    re.DOTALL,
+)
+FEWEST_TOOL_ROWS = 8
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -46,6 +56,8 @@ def check_batch(batch: Batch) -> Verdict:
     missing_BT = expected_BT & ~mask_BT & ~left_out_B[:, None]
     extra_BT = mask_BT & ~expected_BT
     rows = len(lengths_B)
+    if not missing_BT.any() and not extra_BT.any() and (verdict := _of_tools(batch, mask_BT)) is not None:
+        return verdict
     if not missing_BT.any() and not extra_BT.any():
         note = f" ({int(left_out_B.sum())} rows are left out by setting)" if left_out_B.any() else ""
         return healthy(f"the loss covers the sampled tokens of all {rows} rows{note}", Fact("rows compared", rows))
@@ -60,6 +72,23 @@ def check_batch(batch: Batch) -> Verdict:
     return finding(
         f"{int(extra_BT.sum())} tokens are in the loss that were not sampled",
         Fact("loss tokens that were not sampled", int(extra_BT.sum()), 0, batch.step, row, token),
+    )
+
+
+def _of_tools(batch: Batch, mask_BT: Array) -> Verdict | None:
+    """A finding where texts hold what a tool returned behind its call, and no token of these rows is masked."""
+    texts = batch.texts.get("completion")
+    if texts is None or (batch.get("forced") is not None and batch.need("forced")[0].any()):
+        return None
+    rows = [row for row, text in enumerate(texts) if RETURNED.search(text) and mask_BT[row].any()]
+    if len(rows) < max(FEWEST_TOOL_ROWS, len(texts) / 4):
+        return None
+    return finding(
+        f"what a tool returned stands in {len(rows)} of {len(texts)} completions, and all of their tokens are in the "
+        "loss: the policy is trained on text that it did not write",
+        Fact("rows with a tool's output and nothing masked", len(rows), 0, batch.step, rows[0]),
+        confidence=Confidence.LIKELY,
+        fix="Mask the tokens that the environment put in; train the policy's own.",
     )
 
 

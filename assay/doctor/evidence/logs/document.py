@@ -64,7 +64,15 @@ def settings_of_arguments(text: bytes) -> dict[str, float]:
     if not isinstance(arguments, Mapping):
         return {}
     numbers = {ours: as_number(arguments.get(theirs)) for theirs, ours in ARGUMENTS.items()}
-    return {name: value for name, value in numbers.items() if value is not None and is_finite(value)}
+    found = {name: value for name, value in numbers.items() if value is not None and is_finite(value)}
+    if arguments.get("sync_ref_model") is True:
+        found["reference_every"] = as_number(arguments.get("ref_model_sync_steps")) or 1.0
+    passes, batches, parts = (
+        arguments.get(name) for name in ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
+    )
+    if passes == 1 and parts is not None and batches == parts:  # TRL: each batch of rollouts is one optimizer update
+        found["updates_per_rollout"] = 1.0
+    return found
 
 
 def _gather_columns(document: Mapping[str, Any], gatherer: Gatherer) -> None:

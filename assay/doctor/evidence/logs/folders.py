@@ -76,10 +76,11 @@ def _curves(path: Path, files: list[Path], notes: list[str]) -> Curves | None:
     if found is None:
         return None
     notes += found.notes
-    arguments = path / ARGUMENTS_FILE
-    if found.curves is None or not arguments.is_file():
+    arguments = [file for file in files if file.name == ARGUMENTS_FILE and len(file.relative_to(path).parts) <= 2]
+    if found.curves is None or not arguments:
         return found.curves
-    return replace(found.curves, settings={**settings_of_arguments(arguments.read_bytes()), **found.curves.settings})
+    settings = settings_of_arguments(min(arguments, key=lambda file: len(file.parts)).read_bytes())
+    return replace(found.curves, settings={**settings, **found.curves.settings})
 
 
 def _newest_state(path: Path, files: list[Path], notes: list[str]) -> Evidence | None:

@@ -1,8 +1,11 @@
 """What each trainer calls the metrics of assay/record/metrics.py: only names whose meaning, unit and sign are the same.
 
-A value is a tuple of names; the first that has data counts. "1 - name" is the complement of a share. verl also logs
-the smallest and the largest advantage, for which metrics.py has no name. What is left out on purpose, and why, stands
-in docs/logs.md: mostly KLs by the k1 estimator, sums over a sequence, and maxima of means.
+A value is a tuple of names; the first that has data counts. "1 - name" is the complement of a share. Some of what
+others log has no name in metrics.py: the smallest and the largest advantage; the mean of old - new, signed
+(old_less_new); and the distance of sampler and trainer as
+a KL (mismatch_kl), as a difference of probabilities (mismatch_probs), as a mean of exp |difference| (mismatch_factor).
+What is left out on purpose, and why, stands in docs/logs.md: mostly KLs by the k1 estimator, sums over a sequence, and
+maxima of means.
 """
 
 from __future__ import annotations
@@ -89,9 +92,12 @@ VERL = Trainer(
         "ref_kl": ("actor/kl_loss",),
         "entropy": ("actor/entropy", "actor/entropy_loss"),
         "clipped_share": ("actor/pg_clipfrac",),
+        "old_less_new": ("actor/ppo_kl",),
         "gradient_norm": ("actor/grad_norm",),
         "learning_rate": ("actor/lr",),
         "correction_mean": ("rollout_corr/rollout_is_mean",),
+        "mismatch_probs": ("training/rollout_probs_diff_mean",),
+        "mismatch_kl": ("rollout_corr/k3_kl",),
         "advantage_min": ("critic/advantages/min",),
         "advantage_max": ("critic/advantages/max",),
     },
@@ -110,8 +116,10 @@ OPENRLHF = Trainer(
         "ref_kl": ("kl",),
         "entropy": ("entropy_loss",),
         "clipped_share": ("ppo_clip_ratio",),
+        "old_less_new": ("ppo_kl",),
         "gradient_norm": ("actor_grad_norm",),
         "learning_rate": ("actor_lr",),
+        "mismatch_kl": ("vllm_kl",),
     },
     kl_may_be_signed=True,
 )
@@ -127,6 +135,7 @@ PRIME_RL = Trainer(
         "entropy": ("entropy/all/mean", "entropy/mean"),
         "gradient_norm": ("optim/grad_norm",),
         "learning_rate": ("optim/lr",),
+        "mismatch_kl": ("mismatch_kl/all/mean", "mismatch_kl/mean", "mismatch_kl"),
     },
 )
 OPEN_INSTRUCT = Trainer(
@@ -145,6 +154,8 @@ OPEN_INSTRUCT = Trainer(
         "ratio_mean": ("val/ratio",),
         "gradient_norm": ("optim/grad_norm",),
         "learning_rate": ("lr",),
+        "mismatch_mean": ("debug/vllm_vs_local_logprob_diff_mean",),
+        "mismatch_max": ("debug/vllm_vs_local_logprob_diff_max",),
     },
     right_answer=10.0,
 )
@@ -166,6 +177,8 @@ NEMO_RL = Trainer(
         "ratio_max": ("probs_ratio_max",),
         "gradient_norm": ("grad_norm",),
         "learning_rate": ("lr",),
+        "mismatch_factor": ("token_mult_prob_error",),
+        "mismatch_kl": ("gen_kl_error",),
     },
     evaluation=r"validation/accuracy",
     kl_may_be_signed=True,
@@ -207,6 +220,7 @@ SLIME = Trainer(
         "ref_kl": ("kl_loss",),
         "entropy": ("entropy_loss",),
         "clipped_share": ("pg_clipfrac",),
+        "old_less_new": ("ppo_kl",),
         "gradient_norm": ("grad_norm",),
         "learning_rate": ("lr-pg_0",),
         "mismatch_mean": ("train_rollout_logprob_abs_diff",),
@@ -239,6 +253,7 @@ TORCHTUNE = Trainer(
         "length_mean": ("response_lengths",),
         "ref_kl": ("kl_loss",),
         "clipped_share": ("clipfrac",),
+        "old_less_new": ("approx_policy_kl",),
         "ratio_mean": ("ratios",),
         "gradient_norm": ("grad_norm",),
         "learning_rate": ("lr",),
@@ -262,6 +277,7 @@ PLAIN = Trainer(  # a log of nobody known, with names that leave no doubt
         "clipped_share": ("clip_fraction", "clip_frac", "clipfrac", "clipped_share", "clip_share"),
         "truncated_share": ("truncated_fraction", "truncation_rate"),
         "mismatch_mean": ("mismatch_mean",),
+        "ref_kl": ("ref_kl", "kl_ref", "kl_to_ref", "kl_to_reference"),
         "gradient_norm": ("grad_norm", "gradient_norm"),
         "learning_rate": ("learning_rate", "lr"),
         "ratio_mean": ("ratio_mean", "mean_ratio"),

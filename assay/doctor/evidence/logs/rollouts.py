@@ -28,7 +28,22 @@ OF_ROLLOUTS = ("uid", "group_id")  # names of a group; what follows may be the n
 GROUP = (*OF_ROLLOUTS, "prompt_id", "prompt_idx", "example_id", "group_index")
 PROMPT_IDS = ("prompt_ids", "prompt_tokens", "prompt_token_ids", "query_token_ids")
 COMPLETION_IDS = ("completion_ids", "response_ids", "response_tokens", "completion_tokens", "response_token_ids")
-FINISH = ("finish_reason", "finish_reasons", "stop_reason")
+TRUTH = ("gts", "ground_truth", "ground_truths", "gold", "target", "solution", "reference_answer", "answer")
+MASK = ("completion_mask", "loss_mask", "response_mask", "action_mask", "assistant_mask")
+LOGPROBS = {  # one number per id of the completion
+    "sampler_logprobs": (
+        "completion_logprobs",
+        "rollout_logprobs",
+        "rollout_log_probs",
+        "response_logprobs",
+        "sampling_logprobs",
+        "sampler_logprobs",
+        "inference_logprobs",
+    ),
+    "old_logprobs": ("old_logprobs", "old_log_probs", "trainer_logprobs", "trainer_log_probs"),
+    "ref_logprobs": ("ref_logprobs", "ref_log_probs", "reference_logprobs"),
+}
+FINISH = ("finish_reason", "finish_reasons", "stop_reason", "stop_condition")
 TRUNCATED = ("is_truncated", "truncated")
 _ENDED = {"stop": True, "eos": True, "length": False, "max_tokens": False, "max_length": False}
 _EXPLAINED = 0.999  # correlation of advantages and the sum of the rewards' parts within groups: it is the reward
@@ -78,6 +93,9 @@ def batch_of(rows: Sequence[Row], step: int | None, path: Path, notes: list[str]
     texts = {"completion": [_text(_value(row, COMPLETION)) for row in rows]} if _have_texts(rows, COMPLETION) else {}
     if _have_texts(rows, PROMPT):
         texts["prompt"] = prompts
+    truths = [_truth(_value(row, TRUTH)) for row in rows]
+    if all(truth is not None for truth in truths):
+        texts["truth"] = [truth or "" for truth in truths]
     if rewards_B is None and advantages_B is None and "tokens" not in values:
         raise LogError(
             f"{path}: its rollouts hold neither a reward nor an advantage nor token ids; dump one of them "
@@ -105,6 +123,13 @@ def _text(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(message, Mapping) for message in value):
         return "\n".join(_text(message.get("content" if "content" in message else "text")) for message in value)
     return "" if value is None else json.dumps(value, default=str)
+
+
+def _truth(value: Any) -> str | None:
+    """What the right answer is, where it is one text or one number."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
 
 
 def _numbers(rows: Sequence[Row], names: Sequence[str]) -> Array | None:
@@ -148,21 +173,39 @@ def _sum_of_parts(
     rows: Sequence[Row], groups_B: Array, advantages_B: Array, source: str, notes: list[str]
 ) -> Array | None:
     """TRL dumps the parts of a reward, not the reward: their sum is it if it explains the advantages."""
-    taken = {*PROMPT, *COMPLETION, *ADVANTAGE, *STEP, *GROUP, *PROMPT_IDS, *COMPLETION_IDS}
+    taken = {*PROMPT, *COMPLETION, *ADVANTAGE, *STEP, *GROUP, *PROMPT_IDS, *COMPLETION_IDS, *TRUTH}
     names = [name for name in rows[0] if name not in taken and _numbers(rows, (name,)) is not None]
     parts = [part for name in names if (part := _numbers(rows, (name,))) is not None]
     if not parts:
         return None
     total_B: Array = np.sum(parts, axis=0)
+    if _is_explained(advantages_B, total_B, groups_B) or any(
+        _is_explained(advantages_B, total_B, blocks_B) for blocks_B in _blocks(groups_B)
+    ):
+        return total_B
+    notes.append(f"{source}: the reward is not dumped, and the sum of {', '.join(map(quote, names[:4]))} is not it")
+    return None
+
+
+def _is_explained(advantages_B: Array, total_B: Array, groups_B: Array) -> bool:
     related = [
         np.corrcoef(total_B[inside_B], advantages_B[inside_B])[0, 1]
         for group in np.unique(groups_B)
         if np.ptp(total_B[inside_B := groups_B == group]) > 0 and np.ptp(advantages_B[inside_B]) > 0
     ]
-    if related and min(related) > _EXPLAINED:
-        return total_B
-    notes.append(f"{source}: the reward is not dumped, and the sum of {', '.join(map(quote, names[:4]))} is not it")
-    return None
+    return bool(related) and min(related) > _EXPLAINED
+
+
+def _blocks(groups_B: Array) -> Iterable[Array]:
+    """What a trainer that mixes up the rows of its groups takes for them: neighbours, every n-th row, or all rows.
+
+    A reward that explains advantages in this way is the reward all the same, and the groups are the fault."""
+    sizes = set(np.bincount(groups_B).tolist())
+    if len(sizes) == 1 and 1 < (size := sizes.pop()) < len(groups_B):
+        rows_B = np.arange(len(groups_B))
+        yield rows_B // size
+        yield rows_B % (len(groups_B) // size)
+        yield np.zeros_like(rows_B)
 
 
 def _scale(rewards_B: Array | None) -> dict[str, float]:
@@ -188,11 +231,38 @@ def _ids(rows: Sequence[Row]) -> dict[str, Any]:
     if completions is not None:
         found["tokens"], _ = _pad(completions, lambda row, width: row + [0] * (width - len(row)))
         found["lengths"] = np.array([len(row) for row in completions])
+        found |= _by_token(rows, found["lengths"])
     if prompts is not None:
         found["prompt_tokens"], width = _pad(prompts, lambda row, width: [0] * (width - len(row)) + row)
         lengths_B = np.array([len(row) for row in prompts])
         found["prompt_mask"] = np.arange(width) >= width - lengths_B[:, None]
     return found
+
+
+def _by_token(rows: Sequence[Row], lengths_B: Array) -> dict[str, Any]:
+    """The mask and the log-probs of the completions, where each row has as many as it has ids."""
+    found: dict[str, Any] = {}
+    for name, names in {"mask": MASK, **LOGPROBS}.items():
+        lists = [_value(row, names) for row in rows]
+        if not all(map(_are_numbers, lists)) or [len(numbers) for numbers in lists] != lengths_B.tolist():
+            continue
+        padded, _ = _pad(lists, lambda row, width: row + [0] * (width - len(row)), np.float64)
+        found[name] = padded != 0 if name == "mask" else padded
+    if "mask" in found:
+        found["forced"] = _between(found["mask"], lengths_B)
+    return found
+
+
+def _between(mask_BT: Array, lengths_B: Array) -> Array:
+    """Tokens out of the loss with tokens in the loss on both sides: the output of a tool, which nobody sampled."""
+    before_BT = np.logical_or.accumulate(mask_BT, axis=1)
+    after_BT = np.logical_or.accumulate(mask_BT[:, ::-1], axis=1)[:, ::-1]
+    inside_BT = np.arange(mask_BT.shape[1]) < lengths_B[:, None]
+    return np.asarray(~mask_BT & before_BT & after_BT & inside_BT)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(number) in (int, float, bool) for number in value)
 
 
 def _lists_of_ids(rows: Sequence[Row], names: Sequence[str]) -> list[list[int]] | None:
@@ -204,6 +274,8 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 2**31 for token in value)
 
 
-def _pad(lists: Sequence[list[int]], pad: Callable[[list[int], int], list[int]]) -> tuple[Array, int]:
+def _pad(
+    lists: Sequence[list[Any]], pad: Callable[[list[Any], int], list[Any]], dtype: type = np.int64
+) -> tuple[Array, int]:
     width = max(map(len, lists))
-    return np.array([pad(row, width) for row in lists], dtype=np.int64), width
+    return np.array([pad(row, width) for row in lists], dtype=dtype), width

@@ -42,7 +42,17 @@ from assay.programs.facts.kl.penalties import is_a_penalty, penalties, penalty_s
 from assay.programs.facts.loss.signs import is_maximised, is_minimised, policy_sign
 from assay.programs.program import Program
 from assay.record.batch import Array
-from assay.verdict import Edit, Fact, Severity, Verdict, finding, healthy, not_applicable, not_enough_data
+from assay.verdict import (
+    Edit,
+    Fact,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+    seen_directly,
+)
 
 VISIBLE = 1e-4  # the KL part as a share of the loss: a float32 keeps seven digits, so three of it are left to judge
 NEAR_PART = 0.05  # relative distance from the KL part, or from its negative: the two differ by 200 %
@@ -52,6 +62,8 @@ ROUNDING = 1e-4  # of the largest gradient: what varies less within a row may be
 SMALLEST_KL = 1e-6  # of a mean KL: exp(d) - 1 - d leaves as much below 0 in float32
 SMALLEST_KL_16 = 5e-3  # where the compute dtype is one of 16 bits, or not stated
 STEPS = 10  # of a curve: fewer do not show a trend
+PROPORTIONAL_STEPS = 20
+SPREAD = 5.0  # largest over smallest KL: a multiple of it is seen as one only where it varies
 OUTWEIGHS = 10.0  # times the policy part: a penalty of this size must fall if it is minimised at all
 
 
@@ -65,6 +77,8 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_curves(curves: Curves) -> Verdict:
+    if curves.settings.get("kl_estimator", "k3") != "k1" and (verdict := _by_proportion(curves)) is not None:
+        return verdict
     if not curves.setting("kl_coef") > 0 or curves.settings.get("kl_placement", "loss") != "loss":
         return not_applicable("no KL in the loss")
     if curves.settings.get("kl_estimator", "k3") == "k1":
@@ -84,6 +98,33 @@ def check_curves(curves: Curves) -> Verdict:
                 Fact("loss - policy_loss", float(added_N[first]), step=curves.step_at(first)),
             )
     return _runaway(curves, policy_N)
+
+
+def _by_proportion(curves: Curves) -> Verdict | None:
+    """A finding where the loss, or what it has beside its policy part, is a negative multiple of the KL in every step.
+
+    With one update per rollout batch the policy part is 0 or nearly so, and the loss is the KL's alone."""
+    kl_N, loss_N, policy_N = (curves.column(name) for name in ("ref_kl", "loss", "policy_loss"))
+    is_split = curves.has("policy_loss") and not np.array_equal(loss_N, policy_N, equal_nan=True)
+    for added_N, what in ((loss_N - policy_N, "loss - policy_loss"),) if is_split else ((loss_N, "the loss"),):
+        known_N = np.isfinite(added_N) & (kl_N > SMALLEST_KL)
+        if known_N.sum() < PROPORTIONAL_STEPS:
+            continue
+        kl_K, added_K = kl_N[known_N], added_N[known_N]
+        if kl_K.max() < SPREAD * kl_K.min():
+            continue
+        large_K = kl_K >= np.median(kl_K)  # rounding and the policy part weigh little there
+        multiples_L = added_K[large_K] / kl_K[large_K]
+        middle = float(np.median(multiples_L))
+        if middle < 0 and np.mean(np.abs(multiples_L - middle) <= NEAR_PART * -middle) >= ALIGNED:
+            return seen_directly(
+                f"{what} is {middle:.3g} times the KL to the reference: the KL is taken off the loss, so that the "
+                "optimizer is paid for leaving the reference",
+                Fact(f"{what} / KL, median", middle, 0.0),
+                Fact("ref_kl at first", float(kl_K[0])),
+                Fact("ref_kl at last", float(kl_K[-1])),
+            )
+    return None
 
 
 def check_source(program: Program) -> Iterator[Verdict]:

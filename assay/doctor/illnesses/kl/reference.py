@@ -4,6 +4,7 @@ The reference is the policy as it was at the start, frozen. Before the first upd
 those of the policy: the KL is 0. Later it must not follow the policy: log-probs equal bit for bit, steps after the
 start, mean that the reference is the policy itself. And where the reference scored the rows again one by one (no
 padding, eval mode), the log-probs that went into the KL must agree with that.
+In a log it must leave 0, and grow while the policy learns.
 
 ## Why it hurts
 A reference that is the trained model itself gives a KL of 0 for ever: the penalty is switched off and no metric shows
@@ -38,6 +39,7 @@ from assay.doctor.examples import GRADIENTS, LOSSES, edit_batch, healthy_batch, 
 from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.logprobs import mean_distance
 from assay.doctor.facts.rounding import limit_between_passes
+from assay.doctor.facts.trend import reward_range
 from assay.programs.edits import Spot
 from assay.programs.facts.kl.reference import Doubt, doubts
 from assay.programs.program import Program
@@ -57,6 +59,7 @@ from assay.verdict import (
     healthy,
     not_applicable,
     not_enough_data,
+    seen_directly,
 )
 
 CERTAIN = -1e-3  # log-prob of a token that the policy is certain of: many policies agree on it to the last bit
@@ -65,6 +68,13 @@ SETTLED = 3  # steps: a warm-up may begin with a learning rate of 0, so that the
 FIRST_KL = 1e-2  # of a logged KL at step 1 with one update: bfloat16 rounding gives a tenth of it
 SIGNAL = 0.25  # of the advantages that are not 0: a run with this much signal has moved its weights
 MOVED = 10.0  # times what rounding leaves between two passes: a policy that moved this far is not the frozen one
+MOVED_STEPS = 20  # steps with a gradient and a rate: after these a KL is not 0 to the last digit
+# trainers that log a KL only where a reference is asked; others log a 0 without one
+ASKS_ITS_REFERENCE = frozenset(("TRL", "verl", "slime", "torchtune"))
+LEARNING = 40  # steps
+LEARNED = 0.15  # of the range of rewards, last quarter over first
+ONE_UPDATE = 2e-4  # nats per token: a policy that has learned as much is further from where it began
+FOLLOWS = 2.0  # last quarter over first: a frozen reference is left further behind
 ZERO_KL = 1e-9  # of a logged KL: what is left when both sides are the same numbers
 
 
@@ -88,21 +98,56 @@ def check_curves(curves: Curves) -> Verdict:
         return not_applicable("no reference: the KL coefficient is 0")
     (kl_N,) = curves.need("ref_kl")
     steps_N, applied_N = curves.steps, _or_one(curves, "updates_applied")
-    if steps_N[0] == 1 and applied_N[0] == 1 and kl_N[0] > FIRST_KL:
+    if steps_N[0] <= 1 and applied_N[0] == 1 and kl_N[0] > FIRST_KL:
         return finding(
             f"the KL to the reference is {kl_N[0]:.2g} in the first update of the run, where it must be 0",
-            Fact("ref_kl", float(kl_N[0]), FIRST_KL, 1),
+            Fact("ref_kl", float(kl_N[0]), FIRST_KL, curves.step_at(0)),
         )
     later_N = kl_N[(steps_N >= SETTLED) & np.isfinite(kl_N)]
     if len(later_N) < SETTLED or curves.settings.get("reference_every"):
         return not_enough_data(f"ref_kl of {2 * SETTLED - 1} steps with a reference that is not renewed")
     fact = Fact("largest ref_kl after the first steps", float(later_N.max()), ZERO_KL)
-    moving = curves.has("update_norm") and float(np.nanmax(curves.need("update_norm")[0])) > 0
-    if later_N.max() > ZERO_KL or not moving:
+    is_still = curves.has("update_norm") and not float(np.nanmax(curves.need("update_norm")[0])) > 0
+    if later_N.max() > ZERO_KL and (verdict := _follows_behind(curves, later_N)) is not None:
+        return verdict
+    if later_N.max() > ZERO_KL or is_still:
         return healthy("the KL to the reference leaves 0 as the policy learns", fact)
-    return finding(
-        f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move",
+    message = (
+        f"the KL to the reference is 0 in all {len(later_N)} steps after the first ones, although the weights move"
+    )
+    if curves.has("update_norm"):
+        return finding(message, fact)
+    pulled_N = (curves.column("gradient_norm") > 0) & ~(curves.column("learning_rate") == 0)
+    if not np.any(later_N == 0.0) or pulled_N.sum() < MOVED_STEPS:
+        return not_enough_data(f"update_norm, or gradient_norm of {MOVED_STEPS} steps with a learning rate")
+    is_asked = curves.settings.get("trainer") in ASKS_ITS_REFERENCE or curves.settings.get("kl_coef", 0) > 0
+    return seen_directly(
+        f"{message}: the reference is the policy itself" + ("" if is_asked else ", or no reference is asked at all"),
         fact,
+        Fact("steps with a gradient and a learning rate", int(pulled_N.sum()), MOVED_STEPS),
+        confidence=Confidence.LIKELY if is_asked else Confidence.POSSIBLE,
+    )
+
+
+def _follows_behind(curves: Curves, kl_N: Array) -> Verdict | None:
+    """A finding where the policy learns a lot and its KL to the reference stays as small as one update makes it."""
+    if len(kl_N) < LEARNING or not curves.has("reward_mean") or curves.has("update_norm"):
+        return None
+    reward_N = curves.need("reward_mean")[0]
+    reward_N = reward_N[np.isfinite(reward_N)]
+    worst, best = reward_range(curves)
+    quarter = len(kl_N) // 4
+    first, last = float(np.median(kl_N[:quarter])), float(np.median(kl_N[-quarter:]))
+    risen = float(np.median(reward_N[-quarter:]) - np.median(reward_N[:quarter])) if len(reward_N) > quarter else 0.0
+    if not risen > LEARNED * (best - worst) or kl_N.max() > ONE_UPDATE or last > FOLLOWS * first:
+        return None
+    return seen_directly(
+        f"the reward rises by {risen:.2g} while the KL to the reference stays at {last:.1g} from the first steps to "
+        "the last: the reference follows the policy",
+        Fact("ref_kl, first quarter", first),
+        Fact("ref_kl, last quarter", last, FOLLOWS * first),
+        Fact("largest ref_kl", float(kl_N.max()), ONE_UPDATE),
+        confidence=Confidence.POSSIBLE if curves.settings.get("trainer") == "TRL" else Confidence.LIKELY,
     )
 
 

@@ -75,7 +75,9 @@ def _from_the_start(curves: Curves, truncated_N: Numbers) -> Verdict | None:
         Fact("steps", steps, FEWEST),
     )
     is_masked = bool(curves.settings.get("mask_truncated"))
-    is_dead = is_masked or not has_varied(curves) or (steps >= STANDING and not _is_learning(curves))
+    ends = curves.steps[[0, -1]]  # a dump is read at some of its steps
+    span = max(steps, int(ends[1] - ends[0]) + 1 if np.isfinite(ends).all() else 0)
+    is_dead = is_masked or not has_varied(curves) or (span >= STANDING and not _is_learning(curves))
     why = ", and answers cut off are masked: nothing is trained" if is_masked else ": no answer ever ends"
     return seen_directly(
         f"{truncated_N.mean():.0%} of the answers are cut off by the token limit{f' of {limit}' if limit else ''} in "

@@ -2,6 +2,7 @@
 ## What it checks
 In the first update after a rollout the policy being trained is still the policy that sampled. The ratio new / old of
 every token must then be 1: the check recomputes exp(new - old) on the loss tokens of such an update.
+In a log the mean of new / old must be 1 and old - new about 0 in the first steps; no token is clipped at a rate of 0.
 
 ## Why it hurts
 Whatever moves the ratio away from 1 before anything was learned (dropout, another precision, another temperature, rows
@@ -45,8 +46,26 @@ from assay.programs.facts.ratio import differences, scored_apart, uses
 from assay.programs.program import Program
 from assay.record.batch import Array
 from assay.record.metrics import MEAN_LOW_PRECISION
-from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import (
+    Confidence,
+    Edit,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    seen_directly,
+)
 
+STEPS = 8  # of a log: fewer may be chance
+RAISED = 0.005  # of the mean ratio above 1: updates on the same rollouts leave a tenth of it
+WIDE = 3.0  # largest ratio, and one over the smallest: a first step moves no token as far
+ALWAYS = 0.9  # of the steps
+APART = 0.005  # nats per token: updates of a first step leave a tenth of it
+MANY_CLIPPED = 0.04  # of the tokens in each of the first steps
+CLIPPED = 0.01  # of the tokens: some logs average with a step before or after
 SHARE = 0.01  # of the loss tokens: below this a few outliers are off, not the arithmetic
 
 
@@ -89,6 +108,8 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_curves(curves: Curves) -> Verdict:
+    if not curves.has("first_ratio_max_deviation"):
+        return _by_what_is_logged(curves)
     (deviation_N,) = curves.need("first_ratio_max_deviation")
     limit = SAME_PASS.get(curves.settings.get("dtype", "float32"), SAME_PASS["float32"])
     worst = int(np.nanargmax(deviation_N))
@@ -100,6 +121,99 @@ def check_curves(curves: Curves) -> Verdict:
         f"the first ratio of a step is off by up to {largest:.2g} in {np.sum(deviation_N > limit)} of {len(curves)} "
         "steps",
         fact,
+    )
+
+
+def _by_what_is_logged(curves: Curves) -> Verdict:
+    """Of a log that does not keep the first update of a step apart.
+
+    Tokens that old sampled have a mean of new / old of 1, however far new has moved: noise in one of the passes raises
+    it, since exp is convex. And where nothing has moved, in a step with a rate of 0 or with one update per rollout
+    batch, no ratio may differ from 1."""
+    still = _where_nothing_moves(curves)
+    if still is not None:
+        return still
+    mean_N, low_N, high_N = (curves.column(name) for name in ("ratio_mean", "ratio_min", "ratio_max"))
+    known_N = np.isfinite(mean_N) & np.isfinite(low_N) & np.isfinite(high_N)
+    apart = _apart_from_the_start(curves)
+    if apart is None and known_N.sum() < STEPS:
+        apart = _clipped_from_the_start(curves)
+    if apart is not None:
+        return apart
+    if known_N.sum() < STEPS:
+        raise Missing("first_ratio_max_deviation", f"ratio_mean, ratio_min and ratio_max of {STEPS} steps")
+    off_N = (mean_N[known_N] > 1.0 + RAISED) & (low_N[known_N] < 1 / WIDE) & (high_N[known_N] > WIDE)
+    first = int(np.flatnonzero(known_N)[0])
+    facts = [
+        Fact("median of the mean ratio", float(np.median(mean_N[known_N])), 1.0 + RAISED),
+        Fact("smallest ratio of the first logged step", float(low_N[first]), 1 / WIDE, curves.step_at(first)),
+        Fact("largest ratio of the first logged step", float(high_N[first]), WIDE, curves.step_at(first)),
+    ]
+    if not off_N[: STEPS // 2].all() or off_N.mean() < ALWAYS:
+        return healthy("the mean ratio is 1, as it must be of tokens that old sampled", *facts)
+    total = float(np.nanmax(curves.column("ref_kl"))) if curves.has("ref_kl") else np.nan
+    spread = 2.0 * (float(np.median(mean_N[known_N])) - 1.0)
+    if total < spread / 2:
+        facts.append(Fact("largest KL to the reference of the whole run", total, spread / 2))
+    return seen_directly(
+        f"new / old has a mean of {float(np.median(mean_N[known_N])):.4g} and lies between {low_N[first]:.2g} and "
+        f"{high_N[first]:.2g} in the first step already, and so in {off_N.mean():.0%} of the steps: new and old are "
+        "not scored alike (dropout, other kernels or precision, another temperature)",
+        *facts,
+        confidence=Confidence.LIKELY if total < spread / 2 or off_N.all() else Confidence.POSSIBLE,
+    )
+
+
+def _apart_from_the_start(curves: Curves) -> Verdict | None:
+    """A finding where old - new has a mean above 0 of one size from the first step to the last: noise does that, while
+    the few updates of a first step do not move a policy as far."""
+    apart_N = curves.column("old_less_new")
+    apart_N = apart_N[np.isfinite(apart_N)]
+    if len(apart_N) < 2 * STEPS or not curves.steps[0] <= 1:
+        return None
+    first, last = float(apart_N[:3].min()), float(np.median(apart_N[-STEPS:]))
+    if first <= APART or np.quantile(apart_N, 0.05) <= APART / 2 or last > 3 * first:
+        return None
+    return seen_directly(
+        f"old - new is {first:.2g} per token on average in the first steps of the run already, and {last:.2g} in the "
+        "last: new and old are not scored alike (dropout, other kernels or precision, another temperature)",
+        Fact("mean of old - new in the first three steps, the smallest", first, APART),
+        confidence=Confidence.LIKELY if first > 2 * APART else Confidence.POSSIBLE,
+    )
+
+
+def _clipped_from_the_start(curves: Curves) -> Verdict | None:
+    """A finding where the first steps of a run clip as many tokens as the last: updates of one batch move less."""
+    clipped_N = curves.column("clipped_share")
+    clipped_N = clipped_N[np.isfinite(clipped_N)]
+    if len(clipped_N) < 2 * STEPS or not curves.steps[0] <= 1:
+        return None
+    first, last = float(clipped_N[:3].min()), float(np.median(clipped_N[-STEPS:]))
+    if not 1.0 >= first > MANY_CLIPPED or last > 2 * first:
+        return None
+    return finding(
+        f"{first:.0%} of the tokens are clipped in the first steps already, and {last:.0%} in the last: noise between "
+        "new and old does that (a narrow clip of whole sequences too)",
+        Fact("share of clipped tokens in the first three steps, the smallest", first, MANY_CLIPPED),
+    )
+
+
+def _where_nothing_moves(curves: Curves) -> Verdict | None:
+    """A finding where tokens are clipped, or ratios are wide, in steps whose weights do not move; None else."""
+    rate_N, clipped_N = curves.column("learning_rate"), curves.column("clipped_share")
+    is_single = curves.settings.get("updates_per_rollout") == 1
+    still_N = np.isfinite(clipped_N) & (np.full(len(rate_N), is_single) | (rate_N == 0.0))
+    clipped_K = clipped_N[still_N]
+    if not len(clipped_K) or float(np.median(clipped_K)) <= CLIPPED:
+        return None
+    first = int(np.flatnonzero(still_N & (clipped_N > CLIPPED))[0])
+    why = "each rollout batch gets one update" if is_single else "the learning rate is 0"
+    return seen_directly(
+        f"{float(np.median(clipped_K)):.1%} of the tokens are clipped in steps in which {why}: new / old is not 1 "
+        "although nothing has moved",
+        Fact("share of clipped tokens", float(clipped_N[first]), CLIPPED, curves.step_at(first)),
+        Fact("such steps", int(still_N.sum())),
+        confidence=Confidence.LIKELY,
     )
 
 

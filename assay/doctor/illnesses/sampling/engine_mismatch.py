@@ -54,6 +54,14 @@ BEYOND_KERNELS = 0.01  # of the mean in float32: TF32 in kernels of another shap
 STEPS = 8  # of a curve: fewer have no first and last quarter
 GROWN = 5.0  # times the first quarter
 CORRECTABLE = 3.0  # times the limit: beyond it, importance weights leave little of the data
+ARITHMETIC = 0.04  # of the mean: engines in bfloat16 leave 0.005 to 0.03
+CUT_OFF = 0.05  # of the mean
+OF_ENTROPY = 0.1  # of the entropy in nats: top-p 0.9 leaves about this much
+OTHER_DISTANCES = (  # metric, its value without a difference, what is doubtful above that, what arithmetic never leaves
+    ("mismatch_probs", 0.0, 0.02, 0.03),
+    ("mismatch_factor", 1.0, 0.04, 0.06),
+    ("mismatch_kl", 0.0, 0.008, 0.02),
+)
 EFFECTIVE = 0.5  # share of the tokens that the importance weights leave: below this half of the data is lost
 
 
@@ -81,14 +89,18 @@ def check_batch(batch: Batch) -> Verdict:
 def check_curves(curves: Curves) -> Verdict:
     is_float32 = curves.settings.get("dtype") == "float32"
     name, limit = mismatch_limit(curves.settings.get("dtype"))
+    if not curves.has(name) and (verdict := _by_other_distance(curves)) is not None:
+        return verdict
     (mismatch_N,) = curves.need(name)
     worst = int(np.nanargmax(mismatch_N))
     largest, over = float(mismatch_N[worst]), int(np.sum(mismatch_N > limit))
     what = "largest |old - sampler|" if is_float32 else "mean |old - sampler|"
     facts = (Fact(f"highest {name}", largest, limit, curves.step_at(worst)), Fact("steps above the limit", over))
+    is_corrected = _is_corrected(curves.settings.get("correction"))
+    if not over and not is_float32 and not is_corrected and (verdict := _from_the_start(curves)) is not None:
+        return verdict
     if not over:
         return healthy(f"{what} stays below {limit:g}", *facts)
-    is_corrected = _is_corrected(curves.settings.get("correction"))
     known_N = curves.column("mismatch_mean")
     known_N = known_N[np.isfinite(known_N)]
     quarter = max(len(known_N) // 4, 1)
@@ -105,6 +117,59 @@ def check_curves(curves: Curves) -> Verdict:
     if is_corrected and last <= CORRECTABLE * MEAN_LOW_PRECISION:
         return healthy(f"{what} is corrected by weights", *facts)
     return finding(f"{what} of a step is up to {largest:.2g}, above {limit:g} in {over} of {len(curves)} steps", *facts)
+
+
+def _from_the_start(curves: Curves) -> Verdict | None:
+    """A finding where the distance is large from the first step on, before any weights could be old, in every step.
+
+    What truncated sampling or another temperature leaves follows the entropy: a policy that is surer has less to cut
+    off."""
+    mismatch_N, entropy_N = curves.column("mismatch_mean"), curves.column("entropy")
+    known_N = np.isfinite(mismatch_N)
+    if known_N.sum() < STEPS or not curves.steps[0] <= 1:
+        return None
+    usual, lowest = float(np.median(mismatch_N[known_N])), float(np.quantile(mismatch_N[known_N], 0.1))
+    first = float(np.median(mismatch_N[known_N][:3]))
+    if lowest <= ARITHMETIC or first <= ARITHMETIC:
+        return None
+    facts = [
+        Fact("mean |old - sampler| of the first steps", first, ARITHMETIC, curves.step_at(0)),
+        Fact("median over the run", usual, ARITHMETIC),
+    ]
+    share_N = (mismatch_N / entropy_N)[known_N & (entropy_N > 0)]
+    if len(share_N):
+        facts.append(Fact("mean |old - sampler| as a share of the entropy", float(np.median(share_N)), OF_ENTROPY))
+    is_large = first > CUT_OFF and len(share_N) > 0 and float(np.median(share_N)) > OF_ENTROPY
+    return seen_directly(
+        f"sampler and trainer differ by {first:.2g} per token from the first step on, when no weights are old yet, and "
+        "in every step: truncated sampling (top-p, top-k, min-p), another temperature or a penalty of the engine that "
+        "the trainer does not count, or an engine of low precision",
+        *facts,
+        confidence=Confidence.LIKELY if is_large else Confidence.POSSIBLE,
+        fix="Read what the engine really samples with (its defaults and the model's generation_config count too) and "
+        "set top_p = 1, top_k off, temperature as in the trainer; else weigh by truncated importance weights.",
+    )
+
+
+def _by_other_distance(curves: Curves) -> Verdict | None:
+    """Of logs that hold no difference of log-probs: of probabilities, the mean of exp |difference|, or a KL."""
+    for name, nothing, doubtful, large in OTHER_DISTANCES:
+        known_N = curves.column(name) - nothing
+        known_N = known_N[np.isfinite(known_N)]
+        if len(known_N) < STEPS or not curves.steps[0] <= 1 or _is_corrected(curves.settings.get("correction")):
+            continue
+        lowest, first = float(np.quantile(known_N, 0.1)), float(np.median(known_N[:3]))
+        fact = Fact(f"{name} of the first steps", nothing + first, nothing + doubtful, curves.step_at(0))
+        if min(lowest, first) <= doubtful:
+            return healthy(f"{name} is not large from the first step on", fact)
+        return seen_directly(
+            f"sampler and trainer differ from the first step on, when no weights are old yet, and in every step "
+            f"({name} {nothing + first:.3g}): truncated sampling, another temperature or a penalty of the engine that "
+            "the trainer does not count, or an engine of low precision",
+            fact,
+            confidence=Confidence.LIKELY if min(lowest, first) > large else Confidence.POSSIBLE,
+        )
+    return None
 
 
 def not_the_models_own(batch: Batch) -> tuple[str, Gap] | None:

@@ -118,6 +118,8 @@ LOGS: dict[str, dict[str, Column]] = {
         "packed_ratio": _zero,
         "real_batch_size_ratio": lambda run: 1 - run["zero_share"],
         "val/advantages_max": lambda run: np.full(STEPS, 8.75),
+        "debug/vllm_vs_local_logprob_diff_mean": "mismatch",
+        "debug/vllm_vs_local_logprob_diff_max": lambda run: 60 * run["mismatch"],
     },
     "NeMo-RL": {
         "train/loss": "loss", "train/reward": "reward", "train/mean_total_reward": "reward",
@@ -128,7 +130,7 @@ LOGS: dict[str, dict[str, Column]] = {
         "train/probs_ratio": "ratio", "train/probs_ratio_min": lambda run: run["ratio"] - 0.3,
         "train/probs_ratio_max": lambda run: run["ratio"] + 0.5, "train/probs_ratio_clamped": "ratio",
         "train/token_mult_prob_error": lambda run: 1 + run["mismatch"],
-        "train/gen_kl_error": lambda run: run["kl"] / 40,
+        "train/gen_kl_error": lambda run: run["mismatch"] / 100,
         "train/sampling_importance_ratio": "weight", "timing/train/total_step_time": "seconds",
         "validation/accuracy": lambda run: 0.9 * run["reward"],
     },
@@ -168,7 +170,7 @@ LOGS: dict[str, dict[str, Column]] = {
     "no trainer known here": {
         "loss": "loss", "mean_reward": "reward", "std_reward": "reward_std", "kl": "signed", "entropy": "entropy",
         "clip_frac": "clipped", "grad_norm": "gradient", "lr": "rate", "mean_length": "length", "note": _zero,
-        "truncated_fraction": "truncated", "mismatch_mean": "mismatch",
+        "truncated_fraction": "truncated", "mismatch_mean": "mismatch", "ref_kl": "kl",
     },
 }  # fmt: skip
 

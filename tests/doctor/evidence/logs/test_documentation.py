@@ -5,7 +5,19 @@ from pathlib import Path
 import pytest
 
 from assay.doctor.evidence.logs.names import ARGUMENTS, PLAIN, TRAINERS
-from assay.doctor.evidence.logs.rollouts import ADVANTAGE, COMPLETION, COMPLETION_IDS, GROUP, PROMPT, REWARD, STEP
+from assay.doctor.evidence.logs.rollouts import (
+    ADVANTAGE,
+    COMPLETION,
+    COMPLETION_IDS,
+    FINISH,
+    GROUP,
+    LOGPROBS,
+    MASK,
+    PROMPT,
+    REWARD,
+    STEP,
+    TRUTH,
+)
 from assay.doctor.evidence.logs.series import STEP_NAMES
 
 PAGE = (Path(__file__).parents[4] / "docs" / "logs.md").read_text()
@@ -29,7 +41,13 @@ def test_the_page_holds_the_tables():
     assert PAGE[PAGE.index(BEGIN) + len(BEGIN) : PAGE.index(END)] == table()
 
 
-@pytest.mark.parametrize("names", [PROMPT, COMPLETION, REWARD, ADVANTAGE, GROUP, STEP, COMPLETION_IDS, STEP_NAMES])
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(PROMPT, COMPLETION, REWARD, ADVANTAGE, GROUP, STEP, COMPLETION_IDS, STEP_NAMES, TRUTH, MASK, FINISH),
+        *LOGPROBS.values(),
+    ],
+)
 def test_the_page_names_every_field_that_is_read(names):
     assert all(f"`{name}`" in PAGE for name in names)
 
