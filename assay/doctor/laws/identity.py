@@ -20,6 +20,8 @@ Where a trainer adds tokens by design (an EOS after the limit, tool output): mar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from assay.doctor.catalogue import illness
@@ -27,6 +29,7 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.facts.logprobs import completion_places
 from assay.doctor.laws.pattern import describe
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Fact, Severity, Verdict, finding, healthy
 
@@ -53,6 +56,21 @@ def check_batch(batch: Batch) -> Verdict:
     return verdict or healthy(
         f"the trained tokens are the sampled ones in all {rows} rows", Fact("rows compared", rows)
     )
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """Rows that were not found among the sampled ones: in place of the sampled ids they hold others."""
+    for update in run.updates:
+        other = update.other_tokens
+        if other is not None:
+            yield finding(
+                f"{other.rows} of {other.of} rows hold other tokens behind their prompt than were sampled for it: "
+                "perhaps the answers were decoded and tokenised again",
+                Fact("trained id", other.given, None, None, other.row, other.token),
+                Fact("sampled id there", other.sampled),
+                Fact("rows with other tokens", other.rows, 0),
+                places=(update.pieces[0].forward.value.place,),
+            )
 
 
 def _other_prompt(batch: Batch) -> Verdict | None:

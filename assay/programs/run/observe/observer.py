@@ -35,7 +35,7 @@ from assay.programs.run.observe.models import (
 from assay.programs.run.observe.patches import Patches, patch_generate, patch_torch
 from assay.programs.run.observe.places import Places
 from assay.programs.run.observe.recorder import MOST_VALUES, CallRecorder
-from assay.programs.run.observe.updates import UpdateReader
+from assay.programs.run.observe.updates import UpdateReader, updates_since_sampling
 from assay.programs.run.sight import Sight, is_mask, number_of, shape_of, sight
 from assay.programs.run.watched import Backward, Forward, GenerateCall, WatchedRun, WatchedUpdate
 
@@ -272,7 +272,8 @@ class ScriptObserver:
             self._sampled_since_step = True
             self._rollouts += 1
             # not here: torch puts the mode back behind the call that is under way
-            self._leaving = self._rollouts > LEAST_ROLLOUTS and len(self.run.updates) >= LEAST_UPDATES
+            is_enough = len(updates_since_sampling(self.run)) >= LEAST_UPDATES
+            self._leaving = self._rollouts > LEAST_ROLLOUTS and is_enough
 
     # -- learning
 
