@@ -14,6 +14,16 @@ BARRED = [  # a fifth action is closed in some contexts, where it is drawn and w
     ),
     ("F.softmax(policy(states), dim=-1)", "F.softmax(barred(policy, states), dim=-1)"),
 ]
+ENDING = (  # a model that has learned to say its letter `said` times and to end
+    "    for step in range(steps):",
+    "    given = torch.cat([prompts.expand(-1, {said} + 1), torch.zeros_like(prompts)], dim=1)\n"
+    "    for _ in range(60):\n"
+    "        scores = model(given[:, :-1]).flatten(0, 1)\n"
+    "        lost = nn.functional.cross_entropy(scores, given[:, 1:].flatten())\n"
+    "        optimizer.zero_grad()\n        lost.backward()\n        optimizer.step()\n"
+    "    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)\n"
+    "    for step in range(steps):",
+)
 CUT = [  # the letter behind that of the prompt cannot be drawn
     (
         "@torch.no_grad()",
@@ -25,6 +35,7 @@ CUT = [  # the letter behind that of the prompt cannot be drawn
     ("torch.softmax(model(ids)[:, -1] / TEMPERATURE", "torch.softmax(cut(model(ids)[:, -1] / TEMPERATURE, prompts)"),
 ]
 FAULTS = {
+    "letters: no room for the end": ("letters.py", {"MET03"}, [(ENDING[0], ENDING[1].replace("{said}", "LENGTH"))]),
     "letters: the loss has no graph": (
         "letters.py",
         {"OPT02"},
@@ -263,6 +274,7 @@ FAULTS |= {
     ),
 }
 SOUND = {
+    "letters: room for the end": ("letters.py", [(ENDING[0], ENDING[1].replace("{said}", "(LENGTH - 1)"))]),
     "letters: the reference is asked for a log": (
         "letters.py",
         [

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 MOST_ROWS = 256
 MOST_BATCHES = 3  # updates for which the model is asked again
 Ask = Callable[..., "list[Plain] | None"]  # model, rows, temperature, and the position of the first token: see updates
+FEW_END = 0.1  # of the rows of a step
+MOST_ASKED = 32  # rows that are asked for their end
 SAME_SCORE = 1e-3  # of log-probs of the same pass, in float32
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _REPEATED = frozenset((*_INPUTS, "labels", "cache_position", "1"))  # arguments of a pass that can be repeated
@@ -296,7 +298,22 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
     # a pass that was given something that we would leave out cannot be repeated
     if all(piece.forward.value.arguments.keys() <= _REPEATED for piece in update.pieces):
         sampled |= _plain(run, update.pieces, ask, found, shift, {**fields, **sampled})
+        if "plain_logprobs" in sampled:
+            update.ends_next = _ends_next(run, update.pieces, ask, found, sampled)
     return sampled
+
+
+def _ends_next(
+    run: WatchedRun, pieces: Sequence[LossPiece], ask: Ask, found: Sequence[Found], sampled: Mapping[str, Any]
+) -> float | None:
+    """Where nearly no row ended: how probable the end is as the next token of those that were cut off, on average."""
+    finished, ends = sampled.get("finished"), sampled.get("eos_ids", [])
+    if finished is None or len(ends) != 1 or np.mean(finished) > FEW_END:
+        return None
+    cut = [row for row, is_done in zip(found, finished, strict=True) if not is_done][:MOST_ASKED]
+    texts = [[*row.rollout.prompt(row.row).tolist(), *row.rollout.completion(row.row).tolist(), *ends] for row in cut]
+    answers = ask(pieces[0].forward.model, texts, sampled["temperature"])
+    return None if not answers else float(np.mean([np.exp(float(answer.scaled_T[-1])) for answer in answers]))
 
 
 def _plain(
@@ -418,7 +435,7 @@ def _shift(given_BS: Array, tokens_BT: Array) -> int | None:
     for first in range(given_BS.shape[1] - width, -1, -1):
         if ((given_BS[:, first : first + width] == tokens_BT) | (tokens_BT < 0)).all():
             return first
-    first = given_BS.shape[1] - width + 1  # model(ids[:, :-1]): the last token predicts nothing
+    first = int(given_BS.shape[1]) - int(width) + 1  # model(ids[:, :-1]): the last token predicts nothing
     if first >= 1 and ((given_BS[:, first:] == tokens_BT[:, :-1]) | (tokens_BT[:, :-1] < 0)).all():
         return first
     return None

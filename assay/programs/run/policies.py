@@ -153,11 +153,11 @@ def _other_states(update: WatchedUpdate, draws: Sequence[Sampling], kinds: RunKi
         [tuple(row) for states in part if states is not None for row in states.reshape(-1, *widths).tolist()]
         for part in (pieces, drawn)
     )
-    others = len(scored) - sum(row in known for known in [set(played)] for row in scored)
+    others = (Counter(scored) - Counter(played)).total()
     if others < LEAST_MOVED * len(scored):
         return None
     return (
-        f"{others} of {len(scored)} states that were scored are none of those that the actions were drawn at ("
+        f"{others} of {len(scored)} states that were scored are not those that the actions were drawn at ("
         f"{len(set(scored))} different ones were scored, {len(set(played))} were met): see whether stored states are "
         "changed in place afterwards, as torch.from_numpy() shares its memory"
     )
@@ -232,6 +232,9 @@ def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str,
     counted = fields["mask"].reshape(-1) if "mask" in fields else np.ones(len(actions_N), dtype=bool)
     if not all(len(rows) for rows, is_counted in zip(places, counted, strict=True) if is_counted):
         return {}
+    rows_at = Counter(rows.tobytes() for rows, is_counted in zip(places, counted, strict=True) if is_counted)
+    if any(8 * count > len(rows) for rows, count in rows_at.items()):
+        return {}  # more rows at these logits than were drawn there: the states are others
     versions = {draw.forward.version for draw in draws if draw.forward is not None}
     if versions != {version}:
         return {}

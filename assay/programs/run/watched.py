@@ -130,6 +130,7 @@ class WatchedUpdate:
     is_first: bool = False  # no update came between the sampling of its rows and it
     sampled_at: frozenset[Spot] = frozenset()  # of what sampled its rows
     other_tokens: OtherTokens | None = None
+    ends_next: float | None = None  # where nearly all rows were cut off: probability of the end as their next token
     barred: tuple[int, int, float] | None = None  # actions drawn while others had no chance, how many others at most,
     # and the probability that the loss gives to those on average
 
