@@ -5,7 +5,70 @@ from pathlib import Path
 SCRIPTS = Path(__file__).parent / "scripts"
 
 MIN = "-torch.min(ratio * advantages, clipped * advantages).mean()"
+BARRED = [  # a fifth action is closed in some contexts, where it is drawn and where it is scored
+    (
+        "def logprobs_of(policy, states, actions):",
+        "def barred(policy, states):\n"
+        "    return torch.where(states[:, :1].abs() > torch.arange(ACTIONS) / 2 + 0.4, -1e9, policy(states))\n\n\n"
+        "def logprobs_of(policy, states, actions):",
+    ),
+    ("F.softmax(policy(states), dim=-1)", "F.softmax(barred(policy, states), dim=-1)"),
+]
+ENDING = (  # a model that has learned to say its letter `said` times and to end
+    "    for step in range(steps):",
+    "    given = torch.cat([prompts.expand(-1, {said} + 1), torch.zeros_like(prompts)], dim=1)\n"
+    "    for _ in range(60):\n"
+    "        scores = model(given[:, :-1]).flatten(0, 1)\n"
+    "        lost = nn.functional.cross_entropy(scores, given[:, 1:].flatten())\n"
+    "        optimizer.zero_grad()\n        lost.backward()\n        optimizer.step()\n"
+    "    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)\n"
+    "    for step in range(steps):",
+)
+CUT = [  # the letter behind that of the prompt cannot be drawn
+    (
+        "@torch.no_grad()",
+        "def cut(logits, prompts):\n"
+        "    barred = torch.arange(LETTERS + 1) == prompts % LETTERS + 1\n"
+        "    return logits.masked_fill(barred.view(-1, *[1] * (logits.dim() - 2), LETTERS + 1), -1e9)\n\n\n"
+        "@torch.no_grad()",
+    ),
+    ("torch.softmax(model(ids)[:, -1] / TEMPERATURE", "torch.softmax(cut(model(ids)[:, -1] / TEMPERATURE, prompts)"),
+]
 FAULTS = {
+    "letters: no room for the end": ("letters.py", {"MET03"}, [(ENDING[0], ENDING[1].replace("{said}", "LENGTH"))]),
+    "letters: the loss has no graph": (
+        "letters.py",
+        {"OPT02"},
+        [
+            ("def logprobs_of", "@torch.no_grad()\ndef logprobs_of"),
+            (
+                "            optimizer.zero_grad()",
+                "            loss.requires_grad_()\n            optimizer.zero_grad()",
+            ),
+        ],
+    ),
+    "letters: the log-probs are detached on the way": (
+        "letters.py",
+        {"OPT02"},
+        [("new - old)", "new.detach() - old).requires_grad_()")],
+    ),
+    "closed actions are scored": ("bandit_groups.py", {"SAMP02"}, BARRED),
+    "letters: drawn from what is left and scored from all": ("letters.py", {"SAMP02", "LAW01"}, CUT),
+    "every row meets every other": (
+        "bandit_groups.py",
+        {"ADV08"},
+        [(").view(-1)\n        for", ").view(-1, 1)\n        for")],
+    ),
+    "letters: letters are tokenised again": (
+        "letters.py",
+        {"LAW02"},
+        [
+            (
+                "        ended = (completions == END)",
+                "        completions[::3, 1:3] = completions[::3, 1:3].flip(1)\n        ended = (completions == END)",
+            )
+        ],
+    ),
     "actions of another order than their states": (
         "vector_env.py",
         {"LAW02", "ALGN02", "RAT01"},
@@ -211,6 +274,48 @@ FAULTS |= {
     ),
 }
 SOUND = {
+    "letters: room for the end": ("letters.py", [(ENDING[0], ENDING[1].replace("{said}", "(LENGTH - 1)"))]),
+    "letters: the reference is asked for a log": (
+        "letters.py",
+        [
+            (
+                "            ratio = torch.exp(new - old)",
+                "            moved = ((old - new.detach()) * mask).sum() / mask.sum()\n"
+                "            ratio = torch.exp(new - old)",
+            )
+        ],
+    ),
+    "closed actions are closed on both sides": (
+        "bandit_groups.py",
+        [*BARRED, ("F.log_softmax(policy(states), dim=-1)", "F.log_softmax(barred(policy, states), dim=-1)")],
+    ),
+    "letters: drawn from what is left and scored from it": (
+        "letters.py",
+        [*CUT, ("torch.log_softmax(logits / TEMPERATURE", "torch.log_softmax(cut(logits / TEMPERATURE, prompts)")],
+    ),
+    "letters: the last token is not given": (
+        "letters.py",
+        [
+            (
+                "logits = model(torch.cat([prompts, completions], dim=1))[:, prompts.shape[1] - 1 : -1]",
+                "logits = model(torch.cat([prompts, completions], dim=1)[:, :-1])[:, prompts.shape[1] - 1 :]",
+            )
+        ],
+    ),
+    "letters: answers are imitated first": (
+        "letters.py",
+        [
+            (
+                "    for step in range(steps):",
+                "    for _ in range(16):\n"
+                "        given = prompts.expand(-1, LENGTH + 1)\n"
+                "        scores = model(given[:, :-1]).flatten(0, 1)\n"
+                "        lost = nn.functional.cross_entropy(scores, given[:, 1:].flatten())\n"
+                "        optimizer.zero_grad()\n        lost.backward()\n        optimizer.step()\n"
+                "    for step in range(steps):",
+            )
+        ],
+    ),
     "plain": ("vector_env.py", []),
     "plain bandit": ("bandit_groups.py", []),
     "plain lists": ("reinforce_lists.py", []),

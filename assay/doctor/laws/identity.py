@@ -22,7 +22,7 @@ Where a trainer adds tokens by design (an EOS after the limit, tool output): mar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from assay.doctor.facts.logprobs import completion_places
 from assay.doctor.facts.prompts import prompt_token_keys
 from assay.doctor.facts.repeats import completions
 from assay.doctor.laws.pattern import describe
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy
 
@@ -165,6 +166,21 @@ def _overlap(prompt: Ids, answer: Ids) -> int:
 
 def _repeats(prompt: str, text: str) -> bool:
     return any(text.startswith(prompt[-count:]) for count in range(1, min(len(prompt), LONGEST * 8) + 1))
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """Rows that were not found among the sampled ones: in place of the sampled ids they hold others."""
+    for update in run.updates:
+        other = update.other_tokens
+        if other is not None:
+            yield finding(
+                f"{other.rows} of {other.of} rows hold other tokens behind their prompt than were sampled for it: "
+                "perhaps the answers were decoded and tokenised again",
+                Fact("trained id", other.given, None, None, other.row, other.token),
+                Fact("sampled id there", other.sampled),
+                Fact("rows with other tokens", other.rows, 0),
+                places=(update.pieces[0].forward.value.place,),
+            )
 
 
 def _other_prompt(batch: Batch) -> Verdict | None:

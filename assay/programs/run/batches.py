@@ -17,10 +17,10 @@ import numpy as np
 from assay.examine.part import Part, join, join_inputs, sampled_fields
 from assay.programs.graph import Value
 from assay.programs.run.objective import KlTerm, objective_of, penalty_of
-from assay.programs.run.policies import MOST_ACTIONS, Layout, action_fields, is_of_states, layout_of
+from assay.programs.run.policies import MOST_ACTIONS, Layout, action_fields, bends_logits, is_of_states, layout_of
 from assay.programs.run.rewards import Credit, credit_of
 from assay.programs.run.roles import LossPiece, is_corrected
-from assay.programs.run.rollouts import Found, SampledRows, locate, moment, rollouts_of
+from assay.programs.run.rollouts import Found, SampledRows, locate, moment, other_tokens, rollouts_of
 from assay.programs.run.rows import placed_numbers
 from assay.programs.run.sight import is_mask, numbers_of, shape_of
 from assay.programs.run.watched import Backward, WatchedRun, WatchedUpdate, spot_of
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 256
 MOST_BATCHES = 3  # updates for which the model is asked again
-Ask = Callable[[int, Sequence[Sequence[int]], float], "list[Plain] | None"]
+Ask = Callable[..., "list[Plain] | None"]  # model, rows, temperature, and the position of the first token: see updates
+FEW_END = 0.1  # of the rows of a step
+MOST_ASKED = 32  # rows that are asked for their end
+SAME_SCORE = 1e-3  # of log-probs of the same pass, in float32
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _REPEATED = frozenset((*_INPUTS, "labels", "cache_position", "1"))  # arguments of a pass that can be repeated
 
@@ -212,7 +215,7 @@ def _reaches_outside(mask_BT: Array | None, gradients_BT: Array | None) -> bool:
 def _with_uncounted(tokens_BT: Array, given_BS: Array | None) -> Array:
     """Where a label says that a token does not count, the token itself is in the input."""
     shift = None if given_BS is None or (tokens_BT >= 0).all() else _shift(given_BS, tokens_BT)
-    if shift is None or given_BS is None:
+    if shift is None or given_BS is None or shift + tokens_BT.shape[1] > given_BS.shape[1]:
         return tokens_BT
     return np.where(tokens_BT >= 0, tokens_BT, given_BS[:, shift : shift + tokens_BT.shape[1]])
 
@@ -287,13 +290,30 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
     if shift is None and len(found) == len(located):
         shift = _jumbled_shift(found, tokens_BT)
     sampled = _moment(run, update, rollouts, found)
+    if len(found) < len(located):
+        update.other_tokens = other_tokens(given_BS, located, rollouts)
     if len(found) < len(located) or shift is None:
         return {name: value for name, value in sampled.items() if name != "sampler_versions"}
     sampled |= _rows(found, tokens_BT, shift)
     # a pass that was given something that we would leave out cannot be repeated
     if all(piece.forward.value.arguments.keys() <= _REPEATED for piece in update.pieces):
         sampled |= _plain(run, update.pieces, ask, found, shift, {**fields, **sampled})
+        if "plain_logprobs" in sampled:
+            update.ends_next = _ends_next(run, update.pieces, ask, found, sampled)
     return sampled
+
+
+def _ends_next(
+    run: WatchedRun, pieces: Sequence[LossPiece], ask: Ask, found: Sequence[Found], sampled: Mapping[str, Any]
+) -> float | None:
+    """Where nearly no row ended: how probable the end is as the next token of those that were cut off, on average."""
+    finished, ends = sampled.get("finished"), sampled.get("eos_ids", [])
+    if finished is None or len(ends) != 1 or np.mean(finished) > FEW_END:
+        return None
+    cut = [row for row, is_done in zip(found, finished, strict=True) if not is_done][:MOST_ASKED]
+    texts = [[*row.rollout.prompt(row.row).tolist(), *row.rollout.completion(row.row).tolist(), *ends] for row in cut]
+    answers = ask(pieces[0].forward.model, texts, sampled["temperature"])
+    return None if not answers else float(np.mean([np.exp(float(answer.scaled_T[-1])) for answer in answers]))
 
 
 def _plain(
@@ -305,14 +325,15 @@ def _plain(
     fields: Mapping[str, Any],
 ) -> dict[str, Array]:
     """Plain log-probs of the policy and of the reference, in the columns of the tokens."""
+    texts_of = fields["input_ids"], fields["tokens"]
     models: dict[str, set[int | None]] = {"plain": {piece.forward.model for piece in pieces}}
     if len(run.batches) >= MOST_BATCHES or len(models["plain"]) > 1:
         return {}
     if "ref_logprobs" in fields:
         models["plain_ref"] = {_reference(run, piece) for piece in pieces}
-    texts = [
-        [int(token) for token in given_S[row.span]] for given_S, row in zip(fields["input_ids"], found, strict=True)
-    ]
+    if any(bends_logits(piece, run.kinds) for piece in pieces):
+        return {}  # the trainer means another distribution than the model's own
+    texts = [_text(given_S, tokens_T, row) for given_S, tokens_T, row in zip(*texts_of, found, strict=True)]
     offsets, width = [shift - row.start - 1 for row in found], fields["tokens"].shape[1]
     temperature = fields.get("temperature")
     plain: dict[str, Array] = {}
@@ -326,9 +347,48 @@ def _plain(
         if name == "plain":
             plain["columns"] = (offsets, width)  # type: ignore[assignment]
             plain |= of_policy if temperature is not None else {"plain_raw_logprobs": of_policy["plain_raw_logprobs"]}
+            if temperature is not None and model is not None:
+                columns = (texts, offsets)
+                plain |= _counted_positions(ask, model, columns, temperature, {**fields, **plain}, found)
         elif temperature is not None:
             plain["plain_ref_logprobs"] = of_policy["plain_logprobs"]
     return plain
+
+
+def _counted_positions(
+    ask: Ask,
+    model: int,
+    columns: tuple[Sequence[Sequence[int]], Sequence[int]],
+    temperature: float,
+    fields: Mapping[str, Any],
+    found: Sequence[Found],
+) -> dict[str, Array]:
+    """The positions of a pass that was given none, where they are known: of the row with most padding on its left the
+    log-probs in the loss are those at positions that count the padding, and not those without it."""
+    names = ("attention_mask", "new_logprobs", "mask", "plain_logprobs")
+    if any(fields.get(name) is None for name in names) or "position_ids" in fields or fields.get("update") != 0:
+        return {}
+    row = int(np.argmax([place.start for place in found]))
+    mask_BS, new_BT, inside_BT, plain_BT = (fields[name] for name in names)
+    inside_T = inside_BT[row] & np.isfinite(plain_BT[row])
+    first, (texts, offsets) = found[row].start, columns
+    if first == 0 or mask_BS[row, :first].any() or not inside_T.any():
+        return {}
+    if np.abs(plain_BT[row] - new_BT[row])[inside_T].max() <= SAME_SCORE:
+        return {}
+    answers = ask(model, [texts[row]], temperature, first)
+    if answers is None:
+        return {}
+    counted_T = _in_columns([answers[0].scaled_T], [offsets[row]], len(inside_T))[0]
+    if not np.abs(counted_T - new_BT[row])[inside_T].max() <= SAME_SCORE:
+        return {}
+    return {"position_ids": np.broadcast_to(np.arange(mask_BS.shape[1]), mask_BS.shape).copy()}
+
+
+def _text(given_S: Array, tokens_T: Array, row: Found) -> list[int]:
+    """Prompt and completion of a row; its last token may be scored and not given."""
+    last = [int(tokens_T[-1])] if row.span.stop > len(given_S) else []
+    return [*(int(token) for token in given_S[row.span]), *last]
 
 
 def _in_columns(values: Sequence[Tensor], offsets: Sequence[int], width: int) -> Array:
@@ -375,6 +435,9 @@ def _shift(given_BS: Array, tokens_BT: Array) -> int | None:
     for first in range(given_BS.shape[1] - width, -1, -1):
         if ((given_BS[:, first : first + width] == tokens_BT) | (tokens_BT < 0)).all():
             return first
+    first = int(given_BS.shape[1]) - int(width) + 1  # model(ids[:, :-1]): the last token predicts nothing
+    if first >= 1 and ((given_BS[:, first:] == tokens_BT[:, :-1]) | (tokens_BT[:, :-1] < 0)).all():
+        return first
     return None
 
 

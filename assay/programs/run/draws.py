@@ -15,6 +15,7 @@ from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value
 from assay.programs.once import once
 from assay.programs.run.kinds import RunKinds
+from assay.programs.run.policies import scored_distribution
 from assay.programs.run.roles import LossPiece, is_corrected
 from assay.programs.run.sight import number_of, numbers_of, sight
 from assay.programs.run.watched import Forward, GenerateCall, Sampling, WatchedRun, WatchedUpdate, spot_of
@@ -25,6 +26,7 @@ from assay.verdict import Place
 MOST_DRAWS = 48  # draws that are looked at
 ROWS_OF_A_DRAW = 8
 DRAW_FIT = 1e-3  # of the spread of the log-weights
+NO_CHANCE = -80.0  # below the likeliest token, in log-prob
 COARSE_DRAW_FIT = 5e-2  # in 16 bits
 # settings of generate() that take tokens out or bend their weights, and what switches each off
 OFF: dict[str, tuple[Any, ...]] = {
@@ -160,6 +162,24 @@ def _weights_of(run: WatchedRun, draw: Value, weights: Value | None) -> DrawWeig
         for row, full in zip(weights_BV, _uncut(logits, logits_BV), strict=False)
     ]
     return DrawWeights(place, of.place, is_softmax=True, cut=tuple(row for row in cut if row))
+
+
+@once
+def scores_are_cut(run: WatchedRun) -> bool:
+    """Whether tokens were taken out of the distribution that the log-probs in the loss are of, too."""
+    pieces = [piece for backward in run.backwards[:2] for piece in backward.pieces]
+    if any(value.op in ("topk", "sort") for piece in pieces for value in chain(piece.new)):
+        return True
+    for piece in pieces:
+        given, is_log = scored_distribution(piece)
+        seen, numbers = sight(given), numbers_of(given)
+        numbers = seen.rows if numbers is None and seen is not None else numbers
+        if numbers is None or numbers.ndim < 2 or numbers.dtype.kind != "f":
+            continue
+        log_NV = numbers.reshape(-1, numbers.shape[-1]) if is_log else _log(numbers.reshape(-1, numbers.shape[-1]))
+        if (log_NV < log_NV.max(axis=1, keepdims=True) + NO_CHANCE).any():
+            return True
+    return False
 
 
 def _uncut(logits: Sequence[Value], logits_BV: Array) -> Array:

@@ -26,6 +26,9 @@ class OptimizerStep:
     was_reached: bool = False  # a backward since its last step gave it gradients
     began_clean: bool = False  # at the beginning of a backward since its last step it had none
     lost: tuple[Place, ...] = ()  # of backwards whose gradients were cleared before the next one
+    optimizer: int = 0  # the same number for the same optimizer
+    held: int = 0  # tensors that it holds and that require a gradient
+    with_gradient: int = 0  # of them those whose .grad is not None, be it of zeros
 
 
 @dataclass(frozen=True)

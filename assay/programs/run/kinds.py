@@ -41,12 +41,16 @@ class RunKinds:
         self._kept: list[Value] = []  # an id is only good as long as its Value lives
 
     def of(self, value: Value) -> Kind | None:
-        key = id(value)
-        if key not in self._kinds:
-            self._kept.append(value)
-            self._kinds[key] = None  # stops the recursion if a value is met again
-            self._kinds[key] = self._kind(value)
-        return self._kinds[key]
+        unknown: list[Value] = []
+        current: Value | None = value
+        while current is not None and id(current) not in self._kinds:  # x[i] += y in a loop makes long chains
+            unknown.append(current)
+            self._kinds[id(current)] = None  # stops the recursion if a value is met again
+            current = current.input
+        self._kept += unknown
+        for made in reversed(unknown):
+            self._kinds[id(made)] = self._kind(made)
+        return self._kinds[id(value)]
 
     def is_chosen(self, value: Value) -> bool:
         return self.of(value) is Kind.LOGPROBS

@@ -16,20 +16,25 @@ from typing import Any
 
 import numpy as np
 
+from assay.programs.facts.kinds import Kind
 from assay.programs.graph import RESHAPES, Value
-from assay.programs.run.kinds import RunKinds
+from assay.programs.run.kinds import DRAWS, RunKinds
 from assay.programs.run.roles import LossPiece
 from assay.programs.run.sight import number_of, numbers_of, sight
 from assay.programs.run.watched import Sampling, WatchedRun, WatchedUpdate, spot_of
-from assay.programs.walk import walk
+from assay.programs.walk import main_input, walk
 from assay.record.batch import Array
 
 MOST_ACTIONS = 8192  # of one update
 LEAST_MOVED = 0.25  # of the actions: fewer that were not drawn may be exploration
+CUT = -80.0  # log-prob of an action that has no chance
+LEAST_OLDER = 0.25  # of the rows that no new draw had: fewer may have the same log-prob by chance
 LOWEST = -1e4  # in place of -inf, which times 0 is not a number
 SAME_LOGPROB = 2e-5  # of the same action, in float32
 SAME_LOGITS = 1e-4  # of the same weights at the same state, in float32
 _MOVES = RESHAPES | {"cast", "clone", "detach", "element", "attribute", "index", "expand", "changed"}
+_BENDS = frozenset("masked_fill where setitem scatter topk sort add clamp".split())
+_BARS = frozenset("masked_fill where setitem".split())
 _DISTRIBUTIONS = frozenset("softmax log_softmax cross_entropy categorical logsumexp".split())
 
 
@@ -75,10 +80,13 @@ def _is_time_first(ids: Array, run: WatchedRun) -> bool:
     return all(tuple(row) in rows for row in ids.tolist())
 
 
-def given_states(piece: LossPiece, kinds: RunKinds) -> Value | None:
+def states_of(made: Value, kinds: RunKinds) -> Value | None:
     """What the policy was given: the one tensor beside parameters that its logits were made of; None if not known."""
     found: dict[int, Value] = {}
-    for value in walk(piece.new, until=lambda made: kinds.learned_in(made) is None):
+    start = made.input if made.op in DRAWS and made.input is not None else made
+    if kinds.learned_in(start) is None:
+        return None
+    for value in walk(start, until=lambda part: kinds.learned_in(part) is None):
         is_other = kinds.learned_in(value) is None and id(value) not in kinds.parameters
         if is_other and (seen := sight(value)) is not None and seen.is_floating and seen.size > 1:
             found[id(value)] = value
@@ -128,7 +136,31 @@ def action_fields(run: WatchedRun, update: WatchedUpdate, fields: dict[str, Any]
         found |= located
         if not located:
             _note(run, "which draw each trained action comes from is not known: what was sampled could not be compared")
+            others = _other_states(update, draws, run.kinds)
+            if others is not None and not any("states that were scored" in note for note in run.notes):
+                run.notes.append(others)
     return found
+
+
+def _other_states(update: WatchedUpdate, draws: Sequence[Sampling], kinds: RunKinds) -> str | None:
+    """In words, where the policy was given other states in the loss than when the actions were drawn."""
+    pieces = [numbers_of(states_of(piece.new, kinds)) for piece in update.pieces]
+    drawn = [numbers_of(states_of(draw.value, kinds)) for draw in draws]
+    widths = {states.shape[-1] if states is not None and states.ndim else 0 for states in (*pieces, *drawn)}
+    if len(widths) != 1 or 0 in widths:
+        return None
+    scored, played = (
+        [tuple(row) for states in part if states is not None for row in states.reshape(-1, *widths).tolist()]
+        for part in (pieces, drawn)
+    )
+    others = (Counter(scored) - Counter(played)).total()
+    if others < LEAST_MOVED * len(scored):
+        return None
+    return (
+        f"{others} of {len(scored)} states that were scored are not those that the actions were drawn at ("
+        f"{len(set(scored))} different ones were scored, {len(set(played))} were met): see whether stored states are "
+        "changed in place afterwards, as torch.from_numpy() shares its memory"
+    )
 
 
 def _note(run: WatchedRun, sentence: str) -> None:
@@ -147,7 +179,8 @@ def _are_older(fields: dict[str, Any], draws: Sequence[Sampling], older: Sequenc
     counted_N = fields["mask"].reshape(-1) if "mask" in fields else np.ones(old.size, dtype=bool)
     old_N, actions_N = old.reshape(-1)[counted_N], fields["tokens"].reshape(-1)[counted_N]
     foreign_N = ~_are_among(actions_N, old_N, draws)
-    return bool((foreign_N & _are_among(actions_N, old_N, older)).any())
+    older_N = foreign_N & _are_among(actions_N, old_N, older)
+    return bool(older_N.sum() > LEAST_OLDER * foreign_N.sum())
 
 
 def _are_among(actions_N: Array, logprobs_N: Array, draws: Sequence[Sampling]) -> Array:
@@ -188,7 +221,8 @@ def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str,
     if drawn is None or any(logits is None for logits in pieces):
         return {}
     shape = fields["tokens"].shape
-    if len(pieces) == 1 and pieces[0] is not None and shape[1] > 1 and pieces[0].shape[:-1] == shape[::-1]:
+    is_turned = len(pieces) == 1 and pieces[0] is not None and shape[1] > 1 and pieces[0].shape[:-1] == shape[::-1]
+    if is_turned and pieces[0] is not None:
         pieces = [np.swapaxes(pieces[0], 0, 1)]
     logits_NA = np.concatenate([logits.reshape(-1, logits.shape[-1]) for logits in pieces if logits is not None])
     actions_N = fields["tokens"].reshape(-1)
@@ -198,6 +232,9 @@ def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str,
     counted = fields["mask"].reshape(-1) if "mask" in fields else np.ones(len(actions_N), dtype=bool)
     if not all(len(rows) for rows, is_counted in zip(places, counted, strict=True) if is_counted):
         return {}
+    rows_at = Counter(rows.tobytes() for rows, is_counted in zip(places, counted, strict=True) if is_counted)
+    if any(8 * count > len(rows) for rows, count in rows_at.items()):
+        return {}  # more rows at these logits than were drawn there: the states are others
     versions = {draw.forward.version for draw in draws if draw.forward is not None}
     if versions != {version}:
         return {}
@@ -212,9 +249,10 @@ def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str,
         plain_NA = _log_softmax(logits_NA / drawn.temperature)
     else:  # by what the trainer means
         finals = [final_logprobs(piece) for piece in update.pieces]
-        if len(finals) > 1 or finals[0] is None or finals[0].shape != logits_NA.shape or shape[1] > 1:
+        if len(finals) > 1 or finals[0] is None or finals[0].shape != logits_NA.shape or is_turned:
             return found
         plain_NA = np.maximum(finals[0], LOWEST)
+        update.barred = _barred(drawn, places, plain_NA, counted)
     entropy_N = -(np.exp(plain_NA) * plain_NA).sum(axis=1)
     chosen = np.arange(len(actions_N)), actions_N
     found |= {
@@ -224,6 +262,23 @@ def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str,
         "plain_variance": ((np.exp(plain_NA) * plain_NA**2).sum(axis=1) - entropy_N**2).reshape(shape),
     }
     return found
+
+
+def _barred(drawn: Drawn, places: Sequence[Array], scored_NA: Array, counted_N: Array) -> tuple[int, int, float] | None:
+    """See WatchedUpdate; None where every action could be drawn, or it is not known which could."""
+    tables = [_final_logprobs(draw.value) for draw in drawn.draws]
+    if any(table is None or table.shape[-1] != scored_NA.shape[1] for table in tables):
+        return None
+    table_NA = np.concatenate([table for table in tables if table is not None])
+    if len(table_NA) != len(drawn.actions_N):
+        return None
+    masses, most = [], 0
+    for row in np.flatnonzero(counted_N).tolist():
+        cut_A = table_NA[places[row]].max(axis=0) < CUT  # of draws at the same logits any
+        if cut_A.any():
+            masses.append(float(np.exp(scored_NA[row])[cut_A].sum()))
+            most = max(most, int(cut_A.sum()))
+    return (len(masses), most, float(np.mean(masses))) if masses else None
 
 
 def _sampled(actions_N: Array, places: Sequence[Array], drawn_N: Array) -> Array | None:
@@ -281,17 +336,24 @@ def piece_logits(piece: LossPiece) -> Array | None:
     return logits if logits is not None and logits.shape[:-1] == piece.ids.shape else None
 
 
-def final_logprobs(piece: LossPiece) -> Array | None:
-    """Of all actions, [N, A], by the distribution that the log-probs in the loss are of."""
+def scored_distribution(piece: LossPiece) -> tuple[Value | None, bool]:
+    """(what the log-probs in the loss were taken from, of all tokens or actions; whether these are logarithms)."""
     made = next((made for made in _chain(piece.new) if made.op in _DISTRIBUTIONS), None)
     if made is None:
-        return None
+        return None, False
     if made.op == "categorical":
-        given = made.arguments.get("logits") or made.arguments.get("probs")
-        is_log = "logits" in made.arguments
-    else:
-        given = made if made.op in ("softmax", "log_softmax") else made.input
-        is_log = made.op != "softmax"
+        return made.arguments.get("logits") or made.arguments.get("probs"), "logits" in made.arguments
+    return made if made.op in ("softmax", "log_softmax") else made.input, made.op != "softmax"
+
+
+def bends_logits(piece: LossPiece, kinds: RunKinds) -> bool:
+    """Whether the loss takes tokens out of the logits, or adds to them."""
+    return any(made.op in _BENDS and kinds.of(made) is Kind.LOGITS for made in walk(piece.new, main_input))
+
+
+def final_logprobs(piece: LossPiece) -> Array | None:
+    """Of all actions, [N, A], by the distribution that the log-probs in the loss are of."""
+    given, is_log = scored_distribution(piece)
     numbers = numbers_of(given)
     if numbers is None or numbers.shape[:-1] != piece.ids.shape:
         return None
@@ -301,7 +363,8 @@ def final_logprobs(piece: LossPiece) -> Array | None:
 
 
 def base_logits(value: Value) -> Array | None:
-    """None where something else than a temperature stands between them and the distribution."""
+    """None where something else than a temperature and actions that are taken out stands between them and the
+    distribution."""
     distribution = next((made for made in _chain(value) if made.op in _DISTRIBUTIONS), None)
     if distribution is None:
         return None
@@ -311,7 +374,7 @@ def base_logits(value: Value) -> Array | None:
     if current is not None and distribution.op == "categorical" and "logits" not in distribution.arguments:
         inner = next((made for made in _chain(current) if made.op == "softmax"), None)
         current = inner.input if inner is not None and _is_only(current, inner, _MOVES) else None
-    while current is not None and (current.op in _MOVES - {"index"} or _is_scaled(current)):
+    while current is not None and (current.op in _MOVES - {"index"} or _is_scaled(current) or _bars(current)):
         if current.op in RESHAPES:
             break
         current = current.input
@@ -338,6 +401,12 @@ def _is_only(value: Value, until: Value, operations: frozenset[str]) -> bool:
         if made.op not in operations:
             return False
     return False
+
+
+def _bars(value: Value) -> bool:
+    """Some actions are taken out of the logits."""
+    seen, before = sight(value), sight(value.input)
+    return value.op in _BARS and seen is not None and before is not None and seen.shape == before.shape
 
 
 def _is_scaled(value: Value) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from assay.programs.graph import Value
 from assay.programs.run.kinds import above
 from assay.programs.run.sight import numbers_of, sight
-from assay.programs.run.watched import Forward, GenerateCall, Sampling, WatchedRun
+from assay.programs.run.watched import Forward, GenerateCall, OtherTokens, Sampling, WatchedRun
 from assay.programs.walk import walk
 from assay.record.batch import Array
 
@@ -26,6 +26,7 @@ _FORMS = frozenset(
 _JOINS = frozenset({"cat", "stack", "listing"})
 
 MOST_MOMENTS = 4  # of sampling that an update may train on
+LEAST_OWN = 0.1  # of the rows: those that hold just what was sampled
 MOST_OPERATIONS_BETWEEN = 24  # operations between a draw and the pass that is given it
 
 
@@ -299,4 +300,46 @@ def _last_place(text: bytes, wanted: Array) -> int | None:
     at = text.rfind(part)
     while at >= 0 and at % 8:
         at = text.rfind(part, 0, at + len(part) - 1)
+    return None if at < 0 else at // 8
+
+
+def other_tokens(
+    given_BS: Array, located: Sequence[Found | None], rollouts: Sequence[SampledRows]
+) -> OtherTokens | None:
+    """Of rows that hold a sampled prompt and then other tokens than were sampled for it; None where no row does, or it
+    is not sure which sampled row a row is: there are as many of both, and many are the same in the same place."""
+    newest = max((rollout.moment for rollout in rollouts), default=0)
+    sampled = [
+        (rollout, row) for rollout in rollouts if rollout.moment == newest for row in range(len(rollout.lengths_B))
+    ]
+    if len(sampled) != len(given_BS):
+        return None
+    own, elsewhere, others = 0, 0, []
+    for number, (given_S, (rollout, row)) in enumerate(zip(given_BS, sampled, strict=True)):
+        given_S = np.ascontiguousarray(given_S, dtype=np.int64)
+        prompt = np.ascontiguousarray(rollout.prompt(row), dtype=np.int64)
+        if _stands(given_S, rollout, row) is not None:
+            own += 1
+            continue
+        at = _first_place(given_S.tobytes(), prompt)
+        if at is None:
+            return None  # another order
+        if located[number] is not None:
+            elsewhere += 1  # a short answer may stand there by chance
+            continue
+        rest, completion = given_S[at + len(prompt) :], rollout.completion(row)
+        both = min(len(rest), len(completion))
+        same = int(np.argmin(np.append(rest[:both] == completion[:both], False)))
+        if len(np.unique(rest[same:])) > 1:  # else it was cut off there, and padded
+            others.append(OtherTokens(1, len(given_BS), number, same, int(rest[same]), int(completion[same])))
+    if not others or own < max(LEAST_OWN * len(given_BS), 2) or elsewhere > own / 4:
+        return None
+    return replace(others[0], rows=len(others))
+
+
+def _first_place(text: bytes, wanted: Array) -> int | None:
+    part = wanted.tobytes()
+    at = text.find(part)
+    while at >= 0 and at % 8:
+        at = text.find(part, at + 1)
     return None if at < 0 else at // 8

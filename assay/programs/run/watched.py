@@ -97,6 +97,18 @@ class Backward:
         return () if self.roles is None else self.roles.pieces
 
 
+@dataclass(frozen=True)
+class OtherTokens:
+    """Rows of a scoring pass that hold a sampled prompt and other tokens behind it than were sampled."""
+
+    rows: int
+    of: int
+    row: int  # the first of them
+    token: int  # of its completion
+    given: int  # the id there
+    sampled: int
+
+
 @dataclass(eq=False, slots=True)
 class WatchedUpdate:
     """One optimizer step."""
@@ -117,6 +129,10 @@ class WatchedUpdate:
     sampler_models: frozenset[int] = frozenset()
     is_first: bool = False  # no update came between the sampling of its rows and it
     sampled_at: frozenset[Spot] = frozenset()  # of what sampled its rows
+    other_tokens: OtherTokens | None = None
+    ends_next: float | None = None  # where nearly all rows were cut off: probability of the end as their next token
+    barred: tuple[int, int, float] | None = None  # actions drawn while others had no chance, how many others at most,
+    # and the probability that the loss gives to those on average
 
     @property
     def source(self) -> str:

@@ -122,3 +122,11 @@ def test_with_a_cache_the_mask_is_longer_than_what_is_given():
 
 def test_of_a_model_that_may_have_no_positions_nothing_is_said():
     assert shifts(MASK, IDS, can_cache=False) is None
+
+
+def test_a_tensor_that_is_filled_number_by_number_is_no_deep_recursion():
+    made = MadeRun({})
+    filled = made.value("zeros", np.zeros(4))
+    for _ in range(3000):
+        filled = made.value("setitem", np.zeros(4), input=filled)
+    assert made.run.kinds.of(filled) is None

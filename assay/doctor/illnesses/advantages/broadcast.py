@@ -39,7 +39,7 @@ from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.kinds import above
-from assay.programs.run.sight import sight
+from assay.programs.run.sight import shape_of, sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
 from assay.verdict import Edit, Severity, Verdict, finding, healthy, likely
@@ -78,12 +78,15 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """[B, 1] with [B]: every row meets every other."""
     for backward in run.backwards[:BACKWARDS]:
         values = list(above(backward.loss))
-        chosen = [sight(value) for value in values if run.kinds.of(value) is Kind.LOGPROBS]
-        rows = {seen.shape[0] for seen in chosen if seen is not None and len(seen.shape) == 2}
-        if not rows:
+        chosen = [value for value in values if run.kinds.of(value) is Kind.LOGPROBS]
+        seen = [shape for value in chosen if (shape := shape_of(value)) is not None]
+        tables, lists = ({shape[0] for shape in seen if len(shape) == count} - {1} for count in (2, 1))
+        if not tables and not lists:
             continue
+        first = min(value.order for value in chosen)
         for value in values:
-            shapes, count = _crossed(value, rows)
+            # inside of a network that is given states, entities may meet each other
+            shapes, count = _crossed(value, tables | lists if value.order > first else tables)
             if count:
                 other = value.arguments["other" if "other" in value.arguments else "target"]
                 yield finding(

@@ -42,6 +42,7 @@ from assay.doctor.facts.rounding import limit_between_passes
 from assay.doctor.facts.trend import reward_range
 from assay.programs.edits import Spot
 from assay.programs.facts.kl.reference import Doubt, doubts
+from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.kinds import above, chosen_ids, differences_in
 from assay.programs.run.roles import Flow, LossPiece, flows
@@ -318,12 +319,17 @@ def _policy_as_reference(run: WatchedRun, piece: LossPiece, flow: Flow) -> Itera
 def _differences_of_zero(run: WatchedRun) -> Iterator[Verdict]:
     """The difference of two passes of the same weights over the same tokens: a KL to a reference that is the policy."""
     samplers = {id(draw.forward) for draw in run.samplings}
+    pieces = [piece for backward in run.backwards for piece in backward.pieces]
+    policies = {id(piece.forward) for piece in pieces}
+    policies |= {id(run.kinds.pass_of(piece.old_operand)) for piece in pieces if piece.old_operand is not None}
     for value, left, right in differences_in(run.graph.values):
         if requires_grad(left) or requires_grad(right):
             continue
         mine, theirs = run.kinds.pass_of(left), run.kinds.pass_of(right)
         if mine is None or theirs is None or mine is theirs or id(mine) in samplers or id(theirs) in samplers:
             continue
+        if {id(mine), id(theirs)} <= policies or _is_ratio(value):
+            continue  # new - old, which is 0 before the first update of a rollout batch
         if mine.model != theirs.model or mine.weights != theirs.weights or mine.adapter_off or theirs.adapter_off:
             continue
         tokens, their_tokens = chosen_ids(left, run.kinds), chosen_ids(right, run.kinds)
@@ -336,6 +342,14 @@ def _differences_of_zero(run: WatchedRun) -> Iterator[Verdict]:
                 "reference is the policy itself",
                 places=(value.place, theirs.value.place),
             )
+
+
+def _is_ratio(difference: Value) -> bool:
+    """Whether its exp is clamped or weighs something: a KL is summed."""
+    powers = [user for user in difference.users if user.op == "exp"]
+    if difference.op == "div":  # p / q
+        powers.append(difference)
+    return any(user.op in ("mul", "clamp", "minimum", "maximum") for power in powers for user in power.users)
 
 
 def _with_policy_as_reference(batch: Batch) -> Batch:

@@ -136,13 +136,15 @@ def _confidence(batch: Batch, ended: int, untrained: int) -> Confidence:
 
 def _starts(batch: Batch, tokens_BT: Array, mask_BT: Array) -> Array:
     """Column of the first sampled token of each row: 0, or behind the prompt where rows hold prompt and completion."""
-    trained_B = mask_BT.any(axis=1)
+    trained_B, lengths_B = mask_BT.any(axis=1), batch.get("lengths")
     if {"prompt_tokens", "prompt_mask"} <= batch.arrays.keys():
         prompt_BT = prompts_in_rows(batch)
-        if len(prompt_BT) and prompt_BT.any(axis=1).mean() >= NEARLY_ALL:
-            return np.where(prompt_BT.any(axis=1), tokens_BT.shape[1] - prompt_BT[:, ::-1].argmax(axis=1), 0)
+        behind_B = np.where(prompt_BT.any(axis=1), tokens_BT.shape[1] - prompt_BT[:, ::-1].argmax(axis=1), 0)
+        # an answer may repeat the prompt: then there is no room for both
+        has_room = lengths_B is None or (behind_B + lengths_B <= tokens_BT.shape[1]).mean() >= NEARLY_ALL
+        if len(prompt_BT) and prompt_BT.any(axis=1).mean() >= NEARLY_ALL and has_room:
+            return behind_B
     first_B = mask_BT.argmax(axis=1)
-    lengths_B = batch.get("lengths")
     if not trained_B.any() or not (first_B[trained_B] > 0).all():
         return np.zeros(len(tokens_BT), dtype=np.int64)
     # completions alone do not reach beyond their length

@@ -24,6 +24,8 @@ length is on its way, and then needs a higher limit rather than another loss.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from assay.doctor.catalogue import illness
@@ -31,6 +33,7 @@ from assay.doctor.evidence import Curves
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import healthy_curves, of_curves
 from assay.doctor.facts.trend import has_varied, is_solved, quarter_medians, reward_range
+from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, seen_directly
 
 MANY_CUT_OFF = 0.5  # of the answers cut off
@@ -39,6 +42,8 @@ ALL_CUT_OFF = 0.98  # of the answers, in each step
 FEWEST = 3  # steps
 STANDING = 8  # steps: from here on a reward that does not rise shows that the limit is not meant
 RISING = 0.05  # of the range of rewards, from the first third to the last
+FEWEST_ROWS = 48  # of a run
+WOULD_END = 0.4  # probability that an answer ends with the next token
 SHORT = 4  # tokens: an answer of so few may be meant to fill the limit
 
 
@@ -59,6 +64,33 @@ def check_curves(curves: Curves) -> Verdict:
     return finding(
         f"answers have grown into the token limit: {last:.0%} of them are cut off, up from {first:.0%}",
         *facts,
+    )
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """All rows of all first updates together."""
+    finished = [batch.get("finished") for batch in run.batches if batch.numbers.get("update") == 0]
+    known = [finished_B for finished_B in finished if finished_B is not None and len(finished_B)]
+    rows = sum(map(len, known))
+    if len(known) < FEWEST or rows < FEWEST_ROWS:
+        return
+    cut_off = 1.0 - sum(float(finished_B.sum()) for finished_B in known) / rows
+    fact = Fact("answers cut off", cut_off, ALL_CUT_OFF)
+    if cut_off < ALL_CUT_OFF:
+        yield healthy(f"{cut_off:.0%} of {rows} answers are cut off", fact)
+        return
+    ends = [update.ends_next for update in run.updates if update.ends_next is not None]
+    if not ends or np.mean(ends) < WOULD_END:
+        return  # whether they should end is not known
+    places = sorted({place for update in run.updates for place, _ in update.sampled_at}, key=str)[:1]
+    yield finding(
+        f"{cut_off:.0%} of {rows} answers are cut off by the token limit, and the policy would end them with the next "
+        f"token with a probability of {np.mean(ends):.2f}: the limit leaves no room for the end",
+        fact,
+        Fact("probability of the end as the next token", float(np.mean(ends)), WOULD_END),
+        places=tuple(places),
+        confidence=Confidence.LIKELY,
+        fix="Leave room for the end token: raise the limit by one or more, and see whether it counts the prompt too.",
     )
 
 

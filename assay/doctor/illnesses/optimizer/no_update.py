@@ -44,6 +44,8 @@ from assay.doctor.recompute.terms import stated_objective
 from assay.programs.edits import Spot
 from assay.programs.facts.optimizer.changed_weights import unchanged_weights
 from assay.programs.program import Program
+from assay.programs.run.gradients import GradientEvent
+from assay.programs.run.kinds import above
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import (
@@ -179,6 +181,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
         )
     yield from _without_rate_in_run(run)
     yield from _without_step(run)
+    yield from _unconnected(run)
     failure = run.failure
     if failure is not None and failure.place is not None and "does not require grad" in failure.message:
         yield finding(
@@ -220,6 +223,36 @@ def _without_step(run: WatchedRun) -> Iterator[Verdict]:
             severity=Severity.FATAL,
             fix="Call optimizer.step() after backward(), on an optimizer of the policy's parameters.",
         )
+
+
+def _unconnected(run: WatchedRun) -> Iterator[Verdict]:
+    """Backward passes before every step, and no tensor of the optimizer ever has a gradient, be it of zeros."""
+    for optimizer in dict.fromkeys(step.optimizer for step in run.gradients.steps):
+        steps = [step for step in run.gradients.steps if step.optimizer == optimizer]
+        is_fed = all(step.held and any(move.kind == "backward" for move in step.moves) for step in steps)
+        if len(steps) < FEWEST or not is_fed or any(step.with_gradient or step.was_reached for step in steps):
+            continue
+        if any(move.kind == "zero_grad" for step in steps for move in _behind_backward(step.moves)):
+            continue  # they were cleared
+        losses = [backward.loss for update in run.updates for backward in update.backwards][:1]
+        cut = [value for loss in losses for value in above(loss) if run.kinds.is_chosen(value)]
+        frozen = [value for value in cut if value.context.no_grad][-1:]
+        detached = [value for loss in losses for value in above(loss) if value.op == "detach" or value.name == "data"]
+        why = "their log-probs were computed under no_grad" if frozen else "the loss is not connected to the weights"
+        yield finding(
+            f"backward() was called before each of {len(steps)} optimizer steps and left no gradient in any of the "
+            f"{steps[0].held} tensors that the optimizer holds: {why}",
+            Fact("tensors with a gradient", 0, steps[0].held),
+            places=(*(value.place for value in frozen or detached[:1]), steps[-1].place),
+            severity=Severity.FATAL,
+            fix="Compute the log-probs of the loss outside of no_grad and without detach(); a loss that needs "
+            "requires_grad_() to be differentiated has no graph.",
+        )
+
+
+def _behind_backward(moves: Sequence[GradientEvent]) -> Sequence[GradientEvent]:
+    last = max((number for number, move in enumerate(moves) if move.kind == "backward"), default=-1)
+    return moves[last + 1 :]
 
 
 def is_below_precision(batch: Batch) -> bool:

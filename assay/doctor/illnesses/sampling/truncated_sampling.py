@@ -49,9 +49,16 @@ from assay.programs.facts.sampling.draws import is_greedy, settings_of, shown_nu
 from assay.programs.facts.sampling.scoring import is_off, number_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.run.draws import MOST_DRAWS, chain, cut_settings, draw_weights, is_trained_on, shown_settings
+from assay.programs.run.draws import (
+    MOST_DRAWS,
+    cut_settings,
+    draw_weights,
+    is_trained_on,
+    scores_are_cut,
+    shown_settings,
+)
 from assay.programs.run.roles import is_corrected
-from assay.programs.run.watched import WatchedRun
+from assay.programs.run.watched import WatchedRun, spot_of
 from assay.programs.walk import main_input, peel, walk
 from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, likely, not_enough_data
 
@@ -146,7 +153,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
     for call in run.generations:
         asked = {name: setting for name, setting in cut_settings(run, call).items() if name in call.stated}
         is_sampled = call.config.get("do_sample") and is_trained_on(run, call.value)
-        if asked and is_sampled and not is_corrected(run.backwards):
+        if asked and is_sampled and not is_corrected(run.backwards) and not scores_are_cut(run):
             yield finding(
                 f"generate() ran with {shown_settings(asked)}, and the log-probs in the loss are those of the whole "
                 "distribution",
@@ -154,11 +161,33 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
             )
     cuts = {row for weights in draw_weights(run) for row in weights.cut}
     trained = [draw.value for draw in run.samplings[:MOST_DRAWS] if is_trained_on(run, draw.value)]
-    if len(cuts) > 1 and trained and not _scores_cut(run) and not is_corrected(run.backwards):
+    if len(cuts) > 1 and trained and not scores_are_cut(run) and not is_corrected(run.backwards):
         yield finding(
             f"up to {max(map(len, cuts))} tokens of the vocabulary had no chance to be drawn, others in each draw, "
             "and the log-probs in the loss are those of the whole distribution",
             places=(trained[0].place,),
+        )
+    yield from _barred_actions(run)
+
+
+def _barred_actions(run: WatchedRun) -> Iterator[Verdict]:
+    """Actions that are taken out where one is drawn, and not where its log-prob is computed."""
+    for update in run.updates:
+        if update.barred is None or is_corrected(update.backwards):
+            continue
+        rows, most, mass = update.barred
+        fact = Fact("probability in the loss of actions that could not be drawn", mass, LEAST_MISSING)
+        if mass < LEAST_MISSING:
+            yield healthy(f"{rows} actions were drawn with others taken out, and are scored the same way", fact)
+            continue
+        drawn = [draw.value for draw in run.samplings if spot_of(draw.value) in update.sampled_at]
+        yield finding(
+            f"{rows} trained actions were drawn while up to {most} others had no chance, and the log-probs in the loss "
+            f"give these others a probability of {mass:.2f} on average",
+            fact,
+            places=tuple(value.place for value in (*drawn[:1], update.pieces[0].new)),
+            fix="Take the same actions out of the logits when the log-probs of the loss (old and new) are computed: "
+            "keep the mask beside the states.",
         )
 
 
@@ -264,12 +293,6 @@ def _has_bound(running: Value, depth: int = 4) -> bool:
         elif depth and user.op in ("sub", "index", "cast", "phi", "roll", "pad") and _has_bound(user, depth - 1):
             return True
     return False
-
-
-def _scores_cut(run: WatchedRun) -> bool:
-    """Whether the log-probs in the loss were cut as well."""
-    pieces = [piece for backward in run.backwards[:2] for piece in backward.pieces]
-    return any(value.op in ("topk", "sort") for piece in pieces for value in chain(piece.new))
 
 
 def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:

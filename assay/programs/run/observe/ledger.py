@@ -86,6 +86,9 @@ class GradientLedger:
                     was_reached=mine.was_reached,
                     began_clean=mine.began_clean,
                     lost=tuple(mine.lost),
+                    optimizer=id(optimizer),
+                    held=sum(parameter.requires_grad for parameter in held),
+                    with_gradient=sum(parameter.grad is not None for parameter in held),
                 )
             )
             self._find_shared(id(optimizer), held, place)

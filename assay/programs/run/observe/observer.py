@@ -35,12 +35,13 @@ from assay.programs.run.observe.models import (
 from assay.programs.run.observe.patches import Patches, patch_generate, patch_torch
 from assay.programs.run.observe.places import Places
 from assay.programs.run.observe.recorder import MOST_VALUES, CallRecorder
-from assay.programs.run.observe.updates import UpdateReader
+from assay.programs.run.observe.updates import UpdateReader, updates_since_sampling
 from assay.programs.run.sight import Sight, is_mask, number_of, shape_of, sight
 from assay.programs.run.watched import Backward, Forward, GenerateCall, WatchedRun, WatchedUpdate
 
 LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
-MOST_UPDATES = 48  # observed of a script in which nothing is sampled
+MOST_UPDATES = 48  # observed since something was sampled
+MOST_BEFORE = 160  # observed before: a script may imitate answers first
 
 
 class Enough(SystemExit):
@@ -272,7 +273,8 @@ class ScriptObserver:
             self._sampled_since_step = True
             self._rollouts += 1
             # not here: torch puts the mode back behind the call that is under way
-            self._leaving = self._rollouts > LEAST_ROLLOUTS and len(self.run.updates) >= LEAST_UPDATES
+            is_enough = len(updates_since_sampling(self.run)) >= LEAST_UPDATES
+            self._leaving = self._rollouts > LEAST_ROLLOUTS and is_enough
 
     # -- learning
 
@@ -375,7 +377,8 @@ class ScriptObserver:
             shielded(self.recorder.broke, self._enough)
             raise Enough(0)
         is_full = self._leaving or len(self.run.graph.values) > MOST_VALUES
-        if self.steps is None and (len(self.run.updates) >= MOST_UPDATES or is_full):
+        most = MOST_UPDATES if self._rollouts else MOST_BEFORE
+        if self.steps is None and (len(updates_since_sampling(self.run)) >= most or is_full):
             self._enough()
         elif self._rollouts == 0 and len(self.run.updates) >= LEAST_UPDATES:
             self._report_so_far()

@@ -33,7 +33,7 @@ class UpdateReader:
 
     def begins(self, update: WatchedUpdate) -> bool:
         """Before the update is read or put off: whether it is read now. Its roles are then known."""
-        is_now = len(self.run.batches) < MOST_BATCHES and len(self.run.updates) <= AT_MOST
+        is_now = len(self.run.batches) < MOST_BATCHES and len(updates_since_sampling(self.run)) <= AT_MOST
         if is_now:
             self._find_roles(update)
         return is_now
@@ -71,16 +71,36 @@ class UpdateReader:
         for backward in update.backwards:
             backward.roles = find_roles(backward.loss, self.run.kinds)
 
-    def _ask(self, number: int, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain] | None:
-        """A reference answers once for all updates of a rollout batch."""
+    def _ask(
+        self, number: int, rows: Sequence[Sequence[int]], temperature: float, first: int = 0
+    ) -> list[Plain] | None:
+        """A reference answers once for all updates of a rollout batch. `first` is the position of the first token."""
         self._asked = self._asked or (number, rows, temperature)
         module = self.models.module(number)
         if module is None:
             return None
-        key = (number, self.models.sums(module), temperature, tuple(map(tuple, rows)))
+        key = (number, self.models.sums(module), temperature, tuple(map(tuple, rows)), first)
         if key not in self._answers:
-            self._answers[key] = _ask(module, rows, temperature)
+            self._answers[key] = _ask(_Moved(module, first) if first else module, rows, temperature)
         return self._answers[key]
+
+
+class _Moved(nn.Module):
+    """The model, reading its tokens at later positions."""
+
+    def __init__(self, model: nn.Module, first: int) -> None:
+        super().__init__()
+        self.model, self.first = model, first
+
+    def forward(self, ids_NL: torch.Tensor) -> Any:
+        positions_L = torch.arange(self.first, self.first + ids_NL.shape[1], device=ids_NL.device)
+        return self.model(ids_NL, position_ids=positions_L.expand(ids_NL.shape))
+
+
+def updates_since_sampling(run: WatchedRun) -> list[WatchedUpdate]:
+    """All updates if nothing was sampled: before, a script may have imitated answers."""
+    calls = [call.value.order for call in run.generations[:1]] + [draw.value.order for draw in run.samplings[:1]]
+    return [update for update in run.updates if not calls or update.order > min(calls)]
 
 
 def _ask(module: nn.Module, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain] | None:
