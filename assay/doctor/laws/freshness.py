@@ -135,7 +135,8 @@ def _from_the_start(curves: Curves, name: str, distance_N: Array, floor: float) 
     is_corrected = curves.settings.get("correction", "off") not in (None, "off", False)
     return seen_directly(
         "sampler and trainer agree in the first step and drift apart from then on, "
-        f"{quarters[3] / max(first, 1e-12):.2g} times as far in the last quarter: the sampler keeps the weights it began with",
+        f"{quarters[3] / max(first, 1e-12):.2g} times as far in the last quarter: the sampler keeps "
+        "the weights it began with",
         Fact(f"{name} in the first step, as a difference of log-probs", first, None, curves.step_at(0)),
         Fact("the same in the last quarter", quarters[3], GROWTH * first),
         confidence=Confidence.POSSIBLE if is_corrected else Confidence.LIKELY,
