@@ -44,10 +44,17 @@ def whitenings(program: Program) -> Iterator[Whitening]:
             found.append((centring.value, centring.base, mean))
     for value, base, statistic in found:
         by_row = is_of_one_row(program, statistic)
-        if by_row is None or not is_advantage(program, value):
+        if by_row is None or not is_advantage(program, value) or _are_draws(base):
             continue
         if is_on_tokens(program, base) or (by_row and meets_tokens(program, value)):
             yield Whitening(value, base, statistic, by_row)
+
+
+def _are_draws(base: Value) -> bool:
+    """Whether the columns are several draws for one state, not the tokens of a row: they are its group."""
+    drawn = [value for value in islice(walk(base), 80) if value.op == "multinomial"]
+    counts = [value.setting("num_samples", value.setting("1", 1)) for value in drawn]
+    return any(isinstance(count, int) and count > 1 for count in counts)
 
 
 def is_of_one_row(program: Program, statistic: Value) -> bool | None:
