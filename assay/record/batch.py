@@ -167,6 +167,7 @@ MEANINGS: dict[str, str] = {
     "lora_rank": "Rank of adapters; 0 = all weights are trained.",
     "parameters": "Number of parameters of the model, adapters included.",
     "process_rewards": "Whether rewards come per step, so that advantages differ between the tokens of a row.",
+    "groups_assumed": "Whether group_ids were read off the trainer's own mean, and not off the prompts.",
     "max_reward": "The best reward an answer can get.",
     "min_reward": "The worst.",
     "steps": "Planned steps of the run.",
@@ -179,7 +180,7 @@ SETTINGS = {
 }
 
 WORDS = frozenset((*CHOICES, "dtype", "trainer"))
-FLAGS = frozenset(("support_kept", "mask_truncated", "process_rewards"))
+FLAGS = frozenset(("support_kept", "mask_truncated", "process_rewards", "groups_assumed"))
 COUNTED = frozenset(("step", "update"))  # numbers: whole and not negative
 POSITIVE = 1e-3  # a log-prob above this is none; rounding leaves less
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from assay.doctor.evidence import Batch
+from assay.doctor.facts.repeats import values_by_key
 from assay.verdict import Missing
 
 
@@ -29,3 +30,16 @@ def prompt_token_keys(batch: Batch) -> list[tuple[int, ...]] | None:
     if mask_BP is None:
         return [tuple(row.tolist()) for row in tokens_BP]
     return [tuple(row[real].tolist()) for row, real in zip(tokens_BP, mask_BP, strict=True)]
+
+
+def need_groups(batch: Batch) -> None:
+    """Raises Missing where the groups were read off the trainer's own mean and the prompts do not confirm them: what
+    follows from the mean would only be compared with itself."""
+    if not batch.settings.get("groups_assumed"):
+        return
+    try:
+        prompts = values_by_key(batch.need("group_ids")[0].tolist(), prompt_keys(batch))
+    except Missing:
+        prompts = {}
+    if not prompts or any(len(set(asked)) > 1 for asked in prompts.values()):
+        raise Missing("which rows answer one prompt, known apart from the script's own mean")

@@ -27,6 +27,7 @@ from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import GROUPS, SIZE, healthy_batch, of_batch
 from assay.doctor.examples.evidence import EPSILON
+from assay.doctor.facts.prompts import need_groups
 from assay.doctor.recompute.advantages import (
     advantages,
     groups_of,
@@ -60,6 +61,7 @@ def check_batch(batch: Batch) -> Verdict:
     recorded_B = row_advantages(batch)
     assert recorded_B is not None  # nearest_advantages has raised Missing
     if match.distance <= max(match.tolerance, NEARLY) and not match.variant.is_bug:
+        need_groups(batch)
         return healthy(f"advantages are {match.variant.name}", Fact("largest relative difference", match.distance))
     if match.distance <= match.tolerance:
         return not_applicable(f"advantages are {match.variant.name}: a known mistake, or this batch cannot show it")

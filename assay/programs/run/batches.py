@@ -67,6 +67,7 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
         del fields["mask"]  # what was taken for the mask is none, or not all of it
     if "rewards" not in fields or len(set(fields.get("group_ids", ()))) < 2:
         fields.pop("group_ids", None)
+    fields["groups_assumed"] = True if "group_ids" in fields else None
     losses = [backward.number for backward in update.backwards if backward.number is not None]
     if len(losses) == len(update.backwards):
         fields["loss"] = -sum(losses) if update.maximize else sum(losses)

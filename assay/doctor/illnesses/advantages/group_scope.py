@@ -33,6 +33,7 @@ from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.examples.scripts import GRPO, with_change
+from assay.doctor.facts.prompts import need_groups
 from assay.doctor.recompute.advantages import centring, has_whole_groups, nearest_advantages, other_kind
 from assay.doctor.recompute.consistent import consistent
 from assay.programs.edits import Spot, together
@@ -73,6 +74,7 @@ def check_batch(batch: Batch) -> Verdict:
     found = centring(batch)
     fact = replace(found.worst, step=batch.step)
     if not found.is_off_P.any():
+        need_groups(batch)
         return healthy(f"the advantages of each of {len(found.mean_P)} groups add up to 0", fact)
     if not has_whole_groups(batch):
         return not_applicable("the batch holds parts of groups, whose means may differ from 0")
