@@ -288,6 +288,10 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
         return _moment(run, update, rollouts, ())
     located, shift = locate(given_BS, rollouts), _shift(given_BS, tokens_BT)
     found = [row for row in located if row is not None]
+    if shift is not None and shift + tokens_BT.shape[1] > given_BS.shape[1]:
+        is_short = any(row.span.stop > given_BS.shape[1] for row in found)
+        if not is_short and not all(row.completion == shift for row in found):
+            shift = None  # the pass was given whole rows: the tokens are shifted
     if shift is None and len(found) == len(located):
         shift = _jumbled_shift(found, tokens_BT)
     sampled = _moment(run, update, rollouts, found)

@@ -307,7 +307,9 @@ def other_tokens(
     given_BS: Array, located: Sequence[Found | None], rollouts: Sequence[SampledRows]
 ) -> OtherTokens | None:
     """Of rows that hold a sampled prompt and then other tokens than were sampled for it; None where no row does, or it
-    is not sure which sampled row a row is: there are as many of both, and many are the same in the same place."""
+    is not sure which sampled row each of them is.
+
+    Sure: there are as many of both, and many are the same in the same place."""
     newest = max((rollout.moment for rollout in rollouts), default=0)
     sampled = [
         (rollout, row) for rollout in rollouts if rollout.moment == newest for row in range(len(rollout.lengths_B))
