@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -54,7 +55,12 @@ class Models:
         # a wrapper and what it wraps are one model
         key = id(parameters[0]) if parameters else id(module)
         known = self._models.get(key)
-        if known is not None and known[0]() is not None:
+        if known is not None and (was := known[0]()) is not None:
+            if isinstance(was, _Loose) and not isinstance(module, _Loose):  # a parameter that was seen before its model
+                described = replace(_describe(module, known[1].number), version=known[1].version)
+                for part in fields(described):
+                    setattr(known[1], part.name, getattr(described, part.name))
+                self._models[key] = (weakref.ref(module), known[1])
             return known[1]
         model = _describe(module, len(self.run.models))
         self._models[key] = (weakref.ref(module), model)
