@@ -64,6 +64,7 @@ from assay.verdict import (
 )
 
 CERTAIN = -1e-3  # log-prob of a token that the policy is certain of: many policies agree on it to the last bit
+SAME = 1e-3  # of log-probs: two passes of the same weights differ by less
 TOKENS = 20  # fewer loss tokens have no mean, and may be equal by chance
 SETTLED = 3  # steps: a warm-up may begin with a learning rate of 0, so that the first update moves nothing
 FIRST_KL = 1e-2  # of a logged KL at step 1 with one update: bfloat16 rounding gives a tenth of it
@@ -161,9 +162,11 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
-    for backward, flow in flows(run):
-        for piece in backward.pieces:
-            yield from _policy_as_reference(run, piece, flow)
+    followed = [
+        found for backward, flow in flows(run) for piece in backward.pieces for found in _follows(run, piece, flow)
+    ]
+    if all(is_same for is_same, _ in followed):  # a switch in the model may make another policy of the same weights
+        yield from (verdict for _, verdict in followed)
     yield from _differences_of_zero(run)
 
 
@@ -295,8 +298,9 @@ def _or_one(curves: Curves, name: str) -> Array:
     return curves.need(name)[0] if curves.has(name) else np.ones(len(curves))
 
 
-def _policy_as_reference(run: WatchedRun, piece: LossPiece, flow: Flow) -> Iterator[Verdict]:
-    """Beside old another set of log-probs of the same tokens by the very weights that are trained."""
+def _follows(run: WatchedRun, piece: LossPiece, flow: Flow) -> Iterator[tuple[bool, Verdict]]:
+    """Beside old another set of log-probs of the same tokens by the very weights that are trained; and whether the two
+    are the same, as far as is seen."""
     before = run.kinds.pass_of(piece.old_operand)
     if before is None or piece.product is None:
         return
@@ -309,11 +313,14 @@ def _policy_as_reference(run: WatchedRun, piece: LossPiece, flow: Flow) -> Itera
         if forward is None or forward is before or forward.weights != before.weights or forward.adapter_off:
             continue
         if forward.model == piece.forward.model and run.models[forward.model].is_trained:
-            yield finding(
+            old, ref = numbers_of(piece.old_operand), numbers_of(fixed)
+            is_same = old is None or ref is None or old.shape != ref.shape or np.allclose(old, ref, 0.0, SAME, True)
+            verdict = finding(
                 f"the reference in `{value.place.text}` is the policy itself: its log-probs come from a pass of the "
                 "weights that are trained",
                 places=(forward.value.place, value.place),
             )
+            yield is_same, verdict
 
 
 def _differences_of_zero(run: WatchedRun) -> Iterator[Verdict]:
