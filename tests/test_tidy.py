@@ -19,7 +19,10 @@ from assay.programs.read.library import KNOWN_METHODS
 ROOT = Path(__file__).parent.parent
 OURS = ("assay", "proof", "benchmarks")
 SOURCES = [
-    path for room in OURS for path in sorted((ROOT / room).rglob("*.py")) if "proof/scripts" not in path.as_posix()
+    path
+    for room in OURS
+    for path in sorted((ROOT / room).rglob("*.py"))
+    if not any(folder in path.as_posix() for folder in ("proof/scripts", "proof/blind/specimens"))
 ]  # scripts of the corpus are written as the public writes
 
 # what each part may import of the others; everything may import types, config, grpo, sampling, machine and verdict

@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--half", choices=("odd", "even", "both"), default="both")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
+    make_logs()
     todo = list(specimens(options.doors or DOORS, options.half))
     with ThreadPoolExecutor(options.jobs) as pool:
         said = []
@@ -74,6 +75,14 @@ def main() -> None:
             print(f"\r{len(said)} of {len(todo)}", end="", file=sys.stderr, flush=True)
     options.out.write_text(json.dumps(said, indent=1))
     print(file=sys.stderr)
+
+
+def make_logs() -> None:
+    """The logs are made, not kept: they are large, and a simulator writes them the same every time."""
+    folder = SPECIMENS / "logs"
+    if not any(folder.glob("a[0-9][0-9]*")):
+        print("making the logs", file=sys.stderr)
+        subprocess.run([sys.executable, "make.py"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
 
 def specimens(doors: list[str] | tuple[str, ...], half: str) -> Iterator[tuple[str, Path]]:

@@ -1,0 +1,25 @@
+"""Sorting digits with the embedded model."""
+
+import os
+
+SETTINGS = {
+    "run.steps": 30,
+    "rollout.prompts": 16,
+    "evaluate.prompts": 32,
+    "log.completions": 0,
+    "loss.kl_coef": 0.02,
+    "loss.kl_placement": "reward",
+    "loss.kl_estimator": "k1",
+}
+
+
+def train(out):
+    from assay.cli import app
+
+    pairs = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
+    doctor = os.environ.get("CORPUS_DOCTOR", "warn")
+    return app(["train", "--out", str(out), "--doctor", doctor, *pairs], standalone_mode=False)
+
+
+def run(out: str) -> None:
+    train(out)

@@ -1,0 +1,27 @@
+"""Sorting digits with the embedded model."""
+
+import os
+
+SETTINGS = {
+    "run.steps": 30,
+    "rollout.prompts": 12,
+    "evaluate.prompts": 32,
+    "log.completions": 0,
+    "loss.objective": "cispo",
+    "loss.cispo_max": 2,
+    "optimizer.epochs": 4,
+    "optimizer.minibatches": 2,
+    "optimizer.learning_rate": 0.0002,
+}
+
+
+def train(out):
+    from assay.cli import app
+
+    pairs = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
+    doctor = os.environ.get("CORPUS_DOCTOR", "warn")
+    return app(["train", "--out", str(out), "--doctor", doctor, *pairs], standalone_mode=False)
+
+
+def run(out: str) -> None:
+    train(out)

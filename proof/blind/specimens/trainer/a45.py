@@ -1,0 +1,26 @@
+"""Sorting digits with the embedded model."""
+
+import os
+
+SETTINGS = {
+    "run.steps": 30,
+    "rollout.prompts": 16,
+    "evaluate.prompts": 32,
+    "log.completions": 0,
+    "optimizer.warmup": 40,
+    "optimizer.schedule": "cosine",
+    "optimizer.learning_rate": 0.0012,
+    "optimizer.beta1": 0.8,
+}
+
+
+def train(out):
+    from assay.cli import app
+
+    pairs = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
+    doctor = os.environ.get("CORPUS_DOCTOR", "warn")
+    return app(["train", "--out", str(out), "--doctor", doctor, *pairs], standalone_mode=False)
+
+
+def run(out: str) -> None:
+    train(out)

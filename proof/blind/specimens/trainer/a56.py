@@ -1,0 +1,36 @@
+"""Sorting digits with the embedded model."""
+
+import os
+
+SETTINGS = {
+    "run.steps": 30,
+    "rollout.prompts": 16,
+    "evaluate.prompts": 32,
+    "log.completions": 0,
+    "task.options.min_digits": 5,
+    "rollout.max_tokens": 7,
+}
+
+
+def edit():
+    from assay.train.step import verbs
+
+    inner = verbs.credit
+
+    def credit(groups, settings, weights, *, mask_truncated):
+        return inner(groups, settings, weights, mask_truncated=mask_truncated is not None)
+
+    verbs.credit = credit
+
+
+def train(out):
+    from assay.cli import app
+
+    pairs = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
+    doctor = os.environ.get("CORPUS_DOCTOR", "warn")
+    return app(["train", "--out", str(out), "--doctor", doctor, *pairs], standalone_mode=False)
+
+
+def run(out: str) -> None:
+    edit()
+    train(out)

@@ -1,0 +1,78 @@
+import random
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+
+SYMBOLS = ["p", "q", "r", "s", "t", "u", "v", "w"]
+
+
+class Setup:
+    """Tokenizer, model and prompts of the copy task."""
+
+    def __init__(self, prompts=60, seed=4):
+        vocab = {w: i for i, w in enumerate(["<pad>", "<end>", "<unk>", "copy", "=", ";"] + SYMBOLS)}
+        inner = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+        inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        self.tok = PreTrainedTokenizerFast(
+            tokenizer_object=inner, pad_token="<pad>", eos_token="<end>", unk_token="<unk>", padding_side="left"
+        )
+        torch.manual_seed(seed)
+        self.model = GPTNeoXForCausalLM(
+            GPTNeoXConfig(
+                vocab_size=len(self.tok), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                intermediate_size=64, max_position_embeddings=128, bos_token_id=None,
+                eos_token_id=self.tok.eos_token_id, pad_token_id=self.tok.pad_token_id, initializer_range=0.1,
+            )
+        )
+        rng = random.Random(seed)
+        items = [rng.sample(SYMBOLS, rng.randint(2, 5)) for _ in range(prompts)]
+        self.data = Dataset.from_list([{"prompt": "copy " + " ".join(i) + " =", "items": i} for i in items])
+
+
+def quality(completions, items, **kwargs):
+    out = []
+    for text, want in zip(completions, items):
+        got = text.split()
+        place = sum(g == w for g, w in zip(got, want)) / len(want)
+        out.append(place + 0.5 * len(set(got) & set(want)) / len(want) - 0.03 * abs(len(got) - len(want)))
+    return out
+
+
+class IterTrainer(GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attn = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        mask = inputs["completion_mask"]
+        logps, entropy, _ = self._get_per_token_logps_and_entropies(
+            model, ids, attn, mask.size(1), compute_entropy=True
+        )
+        old = inputs.get("old_per_token_logps")
+        if old is None:
+            old = logps.detach()
+        advantage = inputs["advantages"].unsqueeze(-1)
+        log_ratio = logps - old
+        bounded = torch.clamp(log_ratio, 1 - self.epsilon_low, 1 + self.epsilon_high)
+        gain = torch.minimum(log_ratio.exp() * advantage, bounded.exp() * advantage)
+        loss = -(gain * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+        self._metrics["train"]["entropy"].append(((entropy * mask).sum() / mask.sum()).item())
+        return loss.mean() / self.current_gradient_accumulation_steps
+
+
+def make(out: str):
+    setup = Setup()
+    trainer = IterTrainer(
+        model=setup.model,
+        reward_funcs=quality,
+        args=GRPOConfig(
+            output_dir=out, max_steps=12, per_device_train_batch_size=16, num_generations=8,
+            max_completion_length=20, learning_rate=0.002, logging_steps=1, save_strategy="no",
+            report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
+            loss_type="grpo", num_iterations=3,
+        ),
+        train_dataset=setup.data,
+        processing_class=setup.tok,
+    )
+    return trainer

@@ -1,0 +1,93 @@
+import itertools
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+SPECIAL = ["<pad>", "<|end|>", "<unk>", "<user>", "<assistant>"]
+COLORS = ["red", "blue", "green", "gold", "grey", "pink"]
+CHAT = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% if m['role'] == 'assistant' %}<|end|> {% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def tok_from_scratch():
+    table = {w: i for i, w in enumerate(SPECIAL + COLORS + ["mix", "with", "only", "and"])}
+    raw = Tokenizer(WordLevel(table, unk_token="<unk>"))
+    raw.pre_tokenizer = WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", eos_token="<|end|>", unk_token="<unk>", padding_side="left"
+    )
+    fast.chat_template = CHAT
+    return fast
+
+
+def small_lm(tok):
+    torch.manual_seed(11)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tok), hidden_size=40, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=4, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.15,
+            pad_token_id=tok.pad_token_id, eos_token_id=tok.eos_token_id, bos_token_id=None,
+        )
+    )
+
+
+def dataset():
+    rows = []
+    for a, b in itertools.permutations(COLORS, 2):
+        rows.append({"prompt": [{"role": "user", "content": f"mix {a} with {b}"}], "wanted": [a, b]})
+        if a < b:
+            rows.append({"prompt": [{"role": "user", "content": f"mix only {a} and {b} with {a}"}], "wanted": [a, b]})
+    return Dataset.from_list(rows)
+
+
+def task_reward(completions, wanted, **kwargs):
+    values = []
+    for reply, colors in zip(completions, wanted):
+        said = reply[0]["content"].split()
+        share = sum(w in colors for w in said) / (len(said) + 1)
+        values.append(share + 0.3 * all(c in said for c in colors) - 0.02 * max(0, len(said) - 6))
+    return values
+
+
+class LeanLoss(GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attn = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        mask = inputs["completion_mask"]
+        logps, entropy, _ = self._get_per_token_logps_and_entropies(
+            model, ids, attn, mask.size(1), compute_entropy=True
+        )
+        old = inputs.get("old_per_token_logps")
+        if old is None:
+            old = logps.detach()
+        adv = inputs["advantages"]
+        coef = torch.exp(logps - old)
+        clipped = torch.clamp(coef, 1 - self.epsilon_low, 1 + self.epsilon_high)
+        token_loss = -torch.min(coef * adv, clipped * adv)
+        self._metrics["train"]["entropy"].append(((entropy * mask).sum() / mask.sum()).item())
+        loss = (token_loss * mask).sum() / mask.sum().clamp(min=1.0)
+        return loss / self.current_gradient_accumulation_steps
+
+
+def make(out: str):
+    tok = tok_from_scratch()
+    trainer = LeanLoss(
+        model=small_lm(tok),
+        reward_funcs=task_reward,
+        args=GRPOConfig(
+            output_dir=out, max_steps=10, per_device_train_batch_size=16, num_generations=4,
+            max_completion_length=16, learning_rate=0.002, logging_steps=1, save_strategy="no",
+            report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
+            loss_type="bnpo", pad_to_multiple_of=16,
+        ),
+        train_dataset=dataset(),
+        processing_class=tok,
+    )
+    return trainer

@@ -1,0 +1,100 @@
+import random
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+
+KINDS = {"animal": ["cat", "dog", "cow", "hen"], "fruit": ["fig", "plum", "pear", "lime"]}
+WORDS = ["name", "an", "a", "not", "please", "animal", "fruit"] + KINDS["animal"] + KINDS["fruit"]
+
+
+def build_tokenizer():
+    vocab = {w: i for i, w in enumerate(["<pad>", "<eos>", "<unk>"] + WORDS)}
+    t = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    t.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=t, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+def build_model(tok, seed=0):
+    torch.manual_seed(seed)
+    cfg = LlamaConfig(
+        vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, pad_token_id=tok.pad_token_id,
+        eos_token_id=tok.eos_token_id, bos_token_id=None, initializer_range=0.1,
+    )
+    return LlamaForCausalLM(cfg)
+
+
+def dataset(n=64, seed=1):
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(n):
+        kind = rng.choice(["animal", "fruit"])
+        ban = rng.sample(KINDS[kind], rng.randint(0, 3))
+        text = "name " + ("an animal" if kind == "animal" else "a fruit")
+        if ban:
+            text += " not " + " ".join(ban)
+        if rng.random() < 0.4:
+            text += " please"
+        rows.append({"prompt": text, "kind": kind, "ban": " ".join(ban)})
+    return Dataset.from_list(rows)
+
+
+def score(completions, kind, ban, **kwargs):
+    scores = []
+    for text, k, b in zip(completions, kind, ban):
+        words = text.split()
+        good = [w for w in words if w in KINDS[k] and w not in b.split()]
+        scores.append(len(good) / max(len(words), 3) - 0.02 * max(0, len(words) - 6))
+    return scores
+
+
+class ActorTrainer(GRPOTrainer):
+    """The actor gets new weights every third step; its own log-probs are the denominators of the ratio."""
+
+    every = 3
+    actor = None
+
+    def _generate_single_turn(self, *args, **kwargs):
+        live = self.model_wrapped
+        if self.actor is None:
+            self.actor = LlamaForCausalLM(self.model.config).eval()
+            self.actor.generation_config = self.model.generation_config
+        if self.state.global_step % self.every == 0:
+            self.actor.load_state_dict(self.model.state_dict())
+        self.model_wrapped = self.actor
+        try:
+            return super()._generate_single_turn(*args, **kwargs)
+        finally:
+            self.model_wrapped = live
+
+    @torch.no_grad()
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+        attn = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        keep = batch["completion_ids"].size(1)
+        logits = self.actor(input_ids=ids, attention_mask=attn).logits[:, -keep - 1 : -1] / self.temperature
+        table = logits.log_softmax(-1)
+        batch["old_per_token_logps"] = table.gather(-1, batch["completion_ids"].unsqueeze(-1)).squeeze(-1)
+        return batch
+
+
+def make(out: str):
+    tok = build_tokenizer()
+    trainer = ActorTrainer(
+        model=build_model(tok),
+        reward_funcs=score,
+        args=GRPOConfig(
+            output_dir=out, max_steps=12, per_device_train_batch_size=16, num_generations=4,
+            max_completion_length=36, learning_rate=0.0015, logging_steps=1, save_strategy="no",
+            report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
+        ),
+        train_dataset=dataset(),
+        processing_class=tok,
+    )
+    return trainer

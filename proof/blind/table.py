@@ -1,0 +1,88 @@
+"""python -m proof.blind.table [docs/proof-blind.md]: labels and judged.jsonl --> the page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from proof.blind.run import DOORS, HERE, SPECIMENS
+
+HEAD = """# Faults that nobody listed
+
+What the doctor is tested on in [proof.md](proof.md) was planted by people who know its checks, and that flatters it. The
+specimens of this page were written by people who had not read the checks and knew only the names of the laws: {plants}
+planted faults and {sound} sound but unusual programs, by six doors: our own trainer, TRL with `attach`, watched scripts
+(language models, and classic RL exercises), loops with `assay.observe`, logs and rollout dumps of other trainers.
+
+The half with odd numbers was open while the doctor was mended. The half with even numbers was not looked at: **its
+figures are what a stranger's fault can expect.** Whether a finding names the fault was judged from its text and the
+label, without looking at the specimen: "named first" means that the first finding leads to the right place, "law
+named" that any finding shows the broken law.
+
+Measured on {date} with `python -m proof.blind.run out.json`; the verdicts are in `proof/blind/judged.jsonl`.
+"""
+DATE = "2026-11-16"
+
+
+def main() -> None:
+    page = page_text()
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(page)
+    else:
+        print(page)
+
+
+def page_text() -> str:
+    rows = list(_rows())
+    plants = [row for row in rows if row["law"] != "healthy"]
+    parts = [HEAD.format(plants=len(plants), sound=len(rows) - len(plants), date=DATE)]
+    for is_odd, title in ((False, "Not looked at"), (True, "Open while mending")):
+        half = [row for row in rows if row["is_odd"] is is_odd]
+        parts.append(f"## {title}\n\n{_table('door', half, DOORS)}\n\n{_table('law', half, _laws(half))}\n")
+    return "\n".join(parts)
+
+
+def _rows() -> Iterable[dict[str, Any]]:
+    judged = {line["id"]: line for line in map(json.loads, (HERE / "judged.jsonl").read_text().splitlines())}
+    for door in DOORS:
+        for line in (SPECIMENS / door / "labels.jsonl").read_text().splitlines():
+            label = json.loads(line)
+            file = label["file"].rstrip("/")
+            yield {**judged[f"{door}/{file}"], "door": door, "law": label["law"], "is_odd": int(file[1:3]) % 2 == 1}
+
+
+def _laws(rows: Iterable[dict[str, Any]]) -> list[str]:
+    return sorted({row["law"] for row in rows} - {"healthy"}, key=lambda law: (law == "death", len(law), law))
+
+
+def _table(by: str, rows: list[dict[str, Any]], order: Iterable[str]) -> str:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        for name in (row[by], "all"):
+            if row["law"] == "healthy":
+                counts[name].update(sound=1, alarms=bool(row["above_possible"]))
+            else:
+                counts[name].update(
+                    plants=1, first=row["named_first"], law=row["law_named"], false=len(row["false_proven"])
+                )
+    lines = [
+        f"| {by} | planted | named first | law named | false proven | sound | above possible |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in (*order, "all"):
+        count = counts[name]
+        sound = (str(count["sound"]), str(count["alarms"])) if count["sound"] else ("", "")
+        planted = [str(count[what]) for what in ("plants", "first", "law", "false")]
+        if name == "all":
+            planted[1] += f" ({count['first'] / count['plants']:.0%})"
+            planted[2] += f" ({count['law'] / count['plants']:.0%})"
+        lines.append(f"| {' | '.join((name, *planted, *sound))} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
