@@ -34,3 +34,8 @@ def noisy(completion: str, answer: str, truncated: bool) -> float:
 def answered(completion: str) -> float:
     """What almost every answer passes: a task that is solved."""
     return float(len(completion) > 0)
+
+
+def impossible(completion: str) -> float:
+    """What no answer passes: a task that is too hard."""
+    return float("unreachable" in completion)

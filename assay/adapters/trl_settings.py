@@ -5,6 +5,7 @@ What TRL has and a Batch has no word for is left out, so that nothing is conclud
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,7 +127,7 @@ class ChatMarks:
 
 def minibatches_of(trainer: Any) -> int:
     """Optimizer updates of one pass over the generated rows."""
-    return max(1, int(trainer.args.steps_per_generation // trainer.args.gradient_accumulation_steps))
+    return max(1, int(math.ceil(trainer.args.steps_per_generation / trainer.args.gradient_accumulation_steps)))
 
 
 def has_known_loss(trainer: Any) -> bool:

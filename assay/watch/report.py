@@ -21,6 +21,7 @@ from assay.programs.read.script import read_program
 from assay.programs.read.text import SourceError
 from assay.programs.run.not_finite import first_not_finite
 from assay.programs.run.watched import WatchedRun
+from assay.verdict import Confidence
 from assay.watch.ratio_table import ratio_lines
 
 
@@ -38,7 +39,11 @@ def report(run: WatchedRun, settings: Mapping[str, Any], curves: Curves | None =
         "text": text,
         "counts": result.counts,
         "code": exit_code([result], settings["fail_on"] or "never"),
-        "findings": [[word.code, word.confidence.value, word.verdict.message] for word in diagnosis.findings],
+        "findings": [
+            [word.code, word.confidence.value, word.verdict.message]
+            for word in diagnosis.findings
+            if word.confidence is not Confidence.POSSIBLE  # a note is not worth a second report
+        ],
     }
 
 

@@ -5,5 +5,5 @@
     judged.jsonl            of each specimen, whether the first finding names what was planted
     table.py                both --> docs/proof-blind.md
 
-Specimens with even numbers were not looked at while the doctor was mended: their figures count.
+Specimens with even numbers were not looked at while the doctor was fixed: their figures count.
 """

@@ -125,7 +125,8 @@ def _findings(report: Path, errors: str) -> dict[str, Any]:
     document = json.loads(report.read_text())
     reports = document if isinstance(document, list) else document.get("inputs", [document])
     keys = ("code", "severity", "confidence", "message", "follows_from")
-    return {"findings": [{key: word.get(key) for key in keys} for one in reports for word in one.get("findings", ())]}
+    found = [word for read in reports for word in read.get("findings", ())]
+    return {"findings": [{key: word.get(key) for key in keys} for word in found]}
 
 
 if __name__ == "__main__":

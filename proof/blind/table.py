@@ -13,12 +13,13 @@ from proof.blind.run import DOORS, HERE, SPECIMENS
 
 HEAD = """# Faults that nobody listed
 
-What the doctor is tested on in [proof.md](proof.md) was planted by people who know its checks, and that flatters it. The
-specimens of this page were written by people who had not read the checks and knew only the names of the laws: {plants}
-planted faults and {sound} sound but unusual programs, by six doors: our own trainer, TRL with `attach`, watched scripts
-(language models, and classic RL exercises), loops with `assay.observe`, logs and rollout dumps of other trainers.
+What the doctor is tested on in [proof.md](proof.md) was planted by people who know its checks, and that flatters it.
+The specimens of this page were written by people who had not read the checks and knew only the names of the laws:
+{plants} planted faults and {sound} sound but unusual programs, by six doors: our own trainer, TRL with `attach`,
+watched scripts (language models, and classic RL exercises), loops with `assay.observe`, logs and rollout dumps of
+other trainers.
 
-The half with odd numbers was open while the doctor was mended. The half with even numbers was not looked at: **its
+The half with odd numbers was open while the doctor was fixed. The half with even numbers was not looked at: **its
 figures are what a stranger's fault can expect.** Whether a finding names the fault was judged from its text and the
 label, without looking at the specimen: "named first" means that the first finding leads to the right place, "law
 named" that any finding shows the broken law.
@@ -40,7 +41,7 @@ def page_text() -> str:
     rows = list(_rows())
     plants = [row for row in rows if row["law"] != "healthy"]
     parts = [HEAD.format(plants=len(plants), sound=len(rows) - len(plants), date=DATE)]
-    for is_odd, title in ((False, "Not looked at"), (True, "Open while mending")):
+    for is_odd, title in ((False, "Not looked at"), (True, "Open while fixing")):
         half = [row for row in rows if row["is_odd"] is is_odd]
         parts.append(f"## {title}\n\n{_table('door', half, DOORS)}\n\n{_table('law', half, _laws(half))}\n")
     return "\n".join(parts)

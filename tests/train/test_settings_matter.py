@@ -82,7 +82,6 @@ CHANGES = [
     ("loss.reference_every", 1, KL),
     ("loss.kl_placement", "reward", KL),
     ("loss.kl_estimator", "k2", KL),
-    ("loss.kl_estimator", "k1", KL | {"loss.kl_placement": "reward"}),
     ("loss.kl_gradient", "naive", KL),
     ("loss.correction", "token", {"loss.correction_high": 1.0, "loss.correction_mode": "mask"}),
     ("loss.correction", "sequence", CORRECTED),

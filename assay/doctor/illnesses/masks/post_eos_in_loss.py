@@ -195,5 +195,5 @@ ILLNESS = illness(
     sick=lambda: _example(extra=2),
     well=lambda: _example(extra=0),
     scripts=Scripts(with_change("(ends.cumsum(dim=1) - ends == 0)", "torch.ones_like(ends)"), GRPO),
-    explains=frozenset({"ALGN02", "LOSS06", "MET06", "RAT01", "SAMP06"}),
+    explains=frozenset({"ALGN02", "LOSS06", "MET03", "MET06", "RAT01", "SAMP06"}),
 )
