@@ -127,7 +127,8 @@ class ChatMarks:
 
 def minibatches_of(trainer: Any) -> int:
     """Optimizer updates of one pass over the generated rows."""
-    return max(1, int(math.ceil(trainer.args.steps_per_generation / trainer.args.gradient_accumulation_steps)))
+    steps, accumulated = int(trainer.args.steps_per_generation), int(trainer.args.gradient_accumulation_steps)
+    return max(1, math.ceil(steps / accumulated))
 
 
 def has_known_loss(trainer: Any) -> bool:

@@ -173,7 +173,12 @@ class ScriptWatch:
         self._put({"text": "\n".join(lines), "counts": "no report", "code": 0, "findings": []})
 
     def _put(self, result: dict[str, Any]) -> None:
-        result["is_shown"] = "out" in self.settings and self._show(result)
+        """Before it is shown, so that a kill loses nothing, and again when it was."""
+        self._keep(result | {"is_shown": False})
+        if "out" in self.settings and self._show(result):
+            self._keep(result | {"is_shown": True})
+
+    def _keep(self, result: dict[str, Any]) -> None:
         path = Path(self.settings["result"])
         aside = path.with_suffix(".part")
         aside.write_text(json.dumps(result), encoding="utf-8")

@@ -47,6 +47,7 @@ def test_a_script_that_is_killed_after_three_rollout_batches_has_its_report_in_t
     line = process.stderr.readline()
     found = json.loads(out.read_text())  # before anything ended
     assert process.poll() is None
+    time.sleep(0.5)  # until it is on record that the report was shown: else it is shown twice
     os.kill(child_of(process), signal.SIGKILL)
     rest = process.stderr.read()
     process.wait(timeout=60)

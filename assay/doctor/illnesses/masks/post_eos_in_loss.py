@@ -46,6 +46,8 @@ from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, fi
 
 MOST_BEHIND = 600
 
+MOST_ROWS, ROWS = 0.8, 8  # that hold an EOS, where no answer ends: so many are not chance
+
 
 def check_batch(batch: Batch) -> Verdict:
     tokens_BT, mask_BT = batch.need("tokens", "mask")
@@ -67,7 +69,12 @@ def check_batch(batch: Batch) -> Verdict:
     # where lengths say that they were sampled, an engine went on behind an id that it did not take for an end
     is_filler = bool(np.isin(tokens_BT[behind_BT], fillers).all()) and not has_lengths
     verdict = _verdict(batch, behind_BT, "their first EOS", proven=is_filler)
-    return replace(verdict, confidence=Confidence.POSSIBLE) if has_lengths and behind_BT.any() else verdict
+    if not has_lengths or not behind_BT.any():
+        return verdict
+    # an id that ends some answers and not others may have two meanings; one that ends none is not taken for an end
+    finished_B, rows_B = batch.get("finished"), behind_BT.any(axis=1)
+    ends_none = finished_B is not None and not finished_B.any() and rows_B.mean() >= MOST_ROWS and len(rows_B) >= ROWS
+    return replace(verdict, confidence=Confidence.LIKELY if ends_none else Confidence.POSSIBLE)
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
