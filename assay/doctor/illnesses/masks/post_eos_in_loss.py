@@ -72,7 +72,7 @@ def check_batch(batch: Batch) -> Verdict:
     if not has_lengths or not behind_BT.any():
         return verdict
     # an id that ends some answers and not others may have two meanings; one that ends none is not taken for an end
-    finished_B, rows_B = batch.get("finished"), behind_BT.any(axis=1)
+    finished_B, rows_B = batch.get("finished"), np.asarray(behind_BT.any(axis=1))
     ends_none = finished_B is not None and not finished_B.any() and rows_B.mean() >= MOST_ROWS and len(rows_B) >= ROWS
     return replace(verdict, confidence=Confidence.LIKELY if ends_none else Confidence.POSSIBLE)
 
