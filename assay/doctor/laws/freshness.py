@@ -33,7 +33,7 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
-from assay.doctor.facts.logprobs import completion_places, mean_distance
+from assay.doctor.facts.logprobs import completion_places
 from assay.doctor.facts.rounding import limit_between_passes
 from assay.doctor.facts.trend import trailing
 from assay.doctor.laws.sampling import BOUND, Draws, pool, sampled_draws
@@ -52,6 +52,7 @@ from assay.verdict import (
     seen_directly,
 )
 
+MOST, FEW_ROWS = 0.9, 3  # of rows and of places; rows that reach a place
 TOKENS = 20  # fewer have no mean
 GROWTH = 5.0  # times the distance of the first step
 SETTLING = 4  # steps in which an asynchronous run reaches its lag
@@ -155,14 +156,41 @@ def _by_logprobs(first: Sequence[Batch], later: Sequence[Batch]) -> Verdict | No
         Fact("the largest of later steps", max(known_later), limit),
     )
     if known[0] <= limit and max(known_later) > max(limit, GROWTH * known[0]):
-        return finding("sampler and model agree in the first step and differ later: the sampler stays behind", *facts)
+        if not any(map(_is_off_everywhere, later)):
+            return not_applicable("sampler and model differ in some rows or places only: older weights differ in all")
+        return finding(
+            "sampler and model agree in the first step and differ later: the sampler stays behind",
+            *facts,
+            confidence=Confidence.LIKELY,
+        )
     if known[0] > limit:
         return not_applicable("sampler and model differ from the first step on, before there was anything to push")
     return healthy("the sampler has the weights that are trained, in later steps too", *facts)
 
 
+def _is_off_everywhere(batch: Batch) -> bool:
+    """Whether nearly every row and every place differs, as it does where other weights sampled."""
+    pair = _compared(batch)
+    if pair is None:
+        return False
+    distance_BT, inside_BT = pair
+    off_BT = inside_BT & (distance_BT > limit_between_passes(batch.settings) / 10)
+    rows_B, places_T = np.asarray(inside_BT.any(axis=1)), np.asarray(inside_BT.sum(axis=0) >= FEW_ROWS)
+    off_B, off_T = np.asarray(off_BT.any(axis=1)), np.asarray(off_BT.any(axis=0))
+    return bool(places_T.any() and off_B[rows_B].mean() >= MOST and off_T[places_T].mean() >= MOST)
+
+
 def _distance(batch: Batch) -> float | None:
     """Mean distance between the sampler's log-probs and the model's, of rows that are fresh by their version."""
+    pair = _compared(batch)
+    if pair is None or pair[1].sum() < TOKENS:
+        return None
+    distance_BT, inside_BT = pair
+    return float(distance_BT[inside_BT].mean())
+
+
+def _compared(batch: Batch) -> tuple[Array, Array] | None:
+    """(distances, which of them count)"""
     sampler_BT = batch.get("sampler_logprobs")
     model_BT = batch.get("plain_logprobs") if batch.get("plain_logprobs") is not None else batch.get("old_logprobs")
     if sampler_BT is None or model_BT is None or batch.numbers.get("update", 0) != 0 or batch.get("tokens") is None:
@@ -171,8 +199,7 @@ def _distance(batch: Batch) -> float | None:
     versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
     if versions_B is not None and version is not None:
         inside_BT = inside_BT & (versions_B == version)[:, None]
-    mean = mean_distance(sampler_BT, model_BT, inside_BT, TOKENS)
-    return None if np.isnan(mean) else float(mean)
+    return np.where(inside_BT, np.abs(sampler_BT - model_BT), 0.0), inside_BT
 
 
 def _by_draws(first: Sequence[Batch], later: Sequence[Batch]) -> Verdict:

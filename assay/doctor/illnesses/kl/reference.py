@@ -310,7 +310,9 @@ def _follows(run: WatchedRun, piece: LossPiece, flow: Flow) -> Iterator[tuple[bo
         if id(value) in inside or not requires_grad(value) or requires_grad(fixed):
             continue
         forward = run.kinds.pass_of(fixed)
-        if forward is None or forward is before or forward.weights != before.weights or forward.adapter_off:
+        if forward is None or forward in (before, piece.forward):  # lp - lp.detach() is of one pass
+            continue
+        if forward.weights != before.weights or forward.adapter_off:
             continue
         if forward.model == piece.forward.model and run.models[forward.model].is_trained:
             old, ref = numbers_of(piece.old_operand), numbers_of(fixed)
