@@ -139,11 +139,12 @@ def test_a_minimum_of_the_unclipped_ratio_twice():
 # -- the reference
 
 
-def with_kl(ref_model=1, *, detached=False, ref_how=None):
+def with_kl(ref_model=1, *, detached=False, ref_how=None, is_switched=False):
     """A loss with 0.1 * (new - ref) added; (run, the difference)."""
     made = MadeRun(TRAINED, {})
     loss = Grpo(made)
-    ref = made.logprobs(Grpo.IDS, np.zeros((2, 2, 5)), Grpo.TOKENS, ref_model, **(ref_how or {}))
+    logits = loss.old_logits if ref_model == 0 and not is_switched else np.zeros((2, 2, 5))
+    ref = made.logprobs(Grpo.IDS, logits, Grpo.TOKENS, ref_model, **(ref_how or {}))
     new = made.value("detach", loss.new.thing.data, input=loss.new) if detached else loss.new
     gap = made.value("sub", new.thing.data - ref.thing.data, grad=not detached, input=new, other=ref)
     mean = made.value("mean", np.array(0.5), grad=not detached, input=gap)
@@ -166,6 +167,7 @@ def test_a_reference_that_is_the_policy():
     theirs = run.kinds.pass_of(gap.arguments["other"]).value
     finds("KL05", run, theirs.place.line, gap.place.line, words="is the policy itself")
     leaves_alone("KL05", with_kl(ref_model=0, ref_how={"adapter_off": True})[0])
+    leaves_alone("KL05", with_kl(ref_model=0, is_switched=True)[0])  # a switch of the script's own
 
 
 def test_a_logged_kl_that_is_zero_everywhere():

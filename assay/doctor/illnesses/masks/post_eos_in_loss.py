@@ -46,7 +46,7 @@ from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, fi
 
 MOST_BEHIND = 600
 
-MOST_ROWS, ROWS = 0.8, 8  # that hold an EOS, where no answer ends: so many are not chance
+MOST_ROWS, ROWS = 0.8, 8  # that hold an EOS, where no answer ends: that is not chance
 
 
 def check_batch(batch: Batch) -> Verdict:
