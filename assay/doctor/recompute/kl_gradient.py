@@ -75,7 +75,7 @@ def kl_in_gradient(batch: Batch) -> list[KLFit] | None:
 
 
 def _fit(name: str, recorded_N: Array, policy_N: Array, kl_N: Array) -> KLFit | None:
-    """None where the two parts cannot be told apart, or the policy part does not point its way."""
+    """None where the two parts cannot be separated, or the policy part does not point its way."""
     parts_N2 = np.stack([policy_N, kl_N], axis=1)
     sizes_2 = np.abs(parts_N2).max(axis=0, initial=0.0)
     if not sizes_2.all() or np.linalg.matrix_rank(parts_N2 / sizes_2) < 2:

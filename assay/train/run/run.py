@@ -212,7 +212,7 @@ class TrainingProcess:
         )
         known = RunKnowledge(
             score_again=task.score if is_scored_by_task(config, task) else None,
-            dataset_size=different_problems(task, among=2 * config.rollout.prompts),
+            dataset_size=None if watcher is None else different_problems(task, among=2 * config.rollout.prompts),
         )
         self.watch = watch = RunWatch(watcher, config, learner, directory, display.say, known)
         failures = FailedRewards(config, display.say, directory.append_event)

@@ -1,4 +1,4 @@
-"""Chance in an environment is no reward by chance (REW01); a set within one answer is no order of rows (ADV10)."""
+"""Chance in an environment is not a random reward (REW01); a set within one answer is not an order of rows (ADV10)."""
 
 import pytest
 from doctor.illnesses.read_script import codes_in
