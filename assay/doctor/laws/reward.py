@@ -76,7 +76,7 @@ def check_batch(batch: Batch) -> Verdict:
 def check_batches(batches: Sequence[Batch]) -> Verdict:
     verdicts = []
     reasons = []
-    for check in (_by_truth, _by_equal_answers):
+    for check in (_one_truth_per_prompt, _by_truth, _by_equal_answers):
         try:
             verdicts.append(check(batches))
         except Missing as missing:
@@ -134,6 +134,46 @@ def _answers(batch: Batch) -> Sequence[object]:
     if tokens_BT is None:
         return answers(batch)
     return [row.tobytes() for row in tokens_BT] if batch.get("lengths") is None else completions(batch)
+
+
+def _one_truth_per_prompt(batches: Sequence[Batch]) -> Verdict:
+    """A prompt has one true answer: rows that are graded against different ones have the truths of other rows."""
+    known: dict[str, set[str]] = {}
+    torn: tuple[int | None, int] | None = None
+    in_order = ""
+    for batch in batches:
+        prompts, truths = batch.texts.get("prompt"), batch.texts.get("truth")
+        if prompts is None or truths is None or batch.get("rewards") is None:
+            continue
+        for row, (prompt, truth) in enumerate(zip(prompts, truths, strict=True)):
+            known.setdefault(prompt, set()).add(truth)
+            if torn is None and len(known[prompt]) > 1:
+                torn, in_order = (batch.step, row), _order_of(prompts, truths)
+    if not known:
+        raise Missing("truth")
+    several = sum(len(truths) > 1 for truths in known.values())
+    fact = Fact("prompts with several truths", several, 0, *(torn or ()))
+    if torn is None or several < max(2, MIXED * len(known)):
+        return healthy("all rows of a prompt have the same truth", fact)
+    return finding(
+        f"rows of one prompt are graded against different truths ({several} of {len(known)} prompts): {in_order}",
+        fact,
+        confidence=Confidence.LIKELY,
+        fix="Repeat the truths as the prompts are repeated: each of them n times in a row where the rows of a group "
+        "stand together, and not the whole list n times.",
+    )
+
+
+def _order_of(prompts: Sequence[str], truths: Sequence[str]) -> str:
+    """In which order the truths of a step stand, where they fit the prompts in another one."""
+    count = len(prompts)
+    for size in (size for size in range(2, count) if count % size == 0):
+        moved = [truths[place * (count // size) + row] for row in range(count // size) for place in range(size)]
+        if len(set(zip(prompts, moved, strict=True))) == len(set(prompts)):
+            return f"the list of truths is tiled {size} times, and the prompts stand {size} times in a row"
+    shifts = (by for by in range(1, count) if len({*zip(prompts, [*truths[by:], *truths[:by]], strict=True)}) == len({*prompts}))
+    by = next(shifts, None)
+    return "truths stand at other rows than their prompts" if by is None else f"the truths are off by {by} rows"
 
 
 def _by_truth(batches: Sequence[Batch]) -> Verdict:

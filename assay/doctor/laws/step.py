@@ -35,6 +35,7 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves, of_batch
+from assay.doctor.facts.trend import STEPS as QUARTERED
 from assay.doctor.facts.trend import has_varied, is_solved, quarter_medians
 from assay.doctor.illnesses.optimizer.no_update import SMALLEST_RATE, is_below_precision
 from assay.doctor.recompute.loss import is_known_whole
@@ -60,6 +61,8 @@ ROUNDING_KL = 1e-4  # nats per token: two passes in bfloat16 leave less
 GROWN = 2.0  # of the KL, last quarter over first: it grows with the square of the way at first
 NOISE = 3.0  # standard errors
 ENTROPY = 0.03  # of itself
+FALLEN = 0.2  # of the first quarter's reward
+LOOSER = 1.25  # entropy of the last quarter over the first's: a policy that learns becomes surer
 SETTLED = 3  # steps of a warm-up
 MOVED_BETWEEN = 0.05  # of the last update
 UPHILL_TOKENS = 0.3  # of the sum of |pull * change|: chance leaves less over a whole batch
@@ -106,6 +109,8 @@ def check_batch(batch: Batch) -> Verdict:
 def check_curves(curves: Curves) -> Verdict:
     """Gradients flow at a rate, and nothing that a moving policy moves does: the KL to the reference stays at what
     rounding leaves, the reward at its level, the entropy too."""
+    if (verdict := _falls(curves)) is not None:
+        return verdict
     if curves.has("update_norm") or curves.has("tensors_changed_share"):
         return not_applicable("the change of the weights is recorded; no_update (OPT02) judges it")
     norm_N, rate_N, reward_N = curves.need("gradient_norm", "learning_rate", "reward_mean")
@@ -138,6 +143,30 @@ def check_curves(curves: Curves) -> Verdict:
         *facts,
         fix="Make the optimizer from the parameters of the model that computes the loss, after it was wrapped, and see "
         "that its step reaches them.",
+    )
+
+
+def _falls(curves: Curves) -> Verdict | None:
+    """A finding where the reward falls from the first steps on, quarter by quarter: the run unlearns."""
+    reward_N = curves.column("reward_mean")
+    if np.isfinite(reward_N).sum() < QUARTERED:
+        return None
+    first, second, third, last = quarter_medians(reward_N, "reward_mean")
+    fall, noise = _rise(reward_N)
+    size = max(abs(first), abs(first - last))
+    if not (first > second > third > last) or fall > -NOISE * noise or first - last < FALLEN * size:
+        return None
+    facts = [Fact("median reward of the quarters", f"{first:.3g}, {second:.3g}, {third:.3g}, {last:.3g}")]
+    is_looser = False
+    if np.isfinite(curves.column("entropy")).sum() >= QUARTERED:
+        before, *_, after = quarter_medians(curves.column("entropy"), "entropy")
+        facts.append(Fact("entropy of the last quarter over that of the first", after / before if before else np.inf))
+        is_looser = after > LOOSER * before
+    return seen_directly(
+        f"the reward falls from the first steps on, from {first:.3g} to {last:.3g}: the "
+        "steps go uphill (maximize=True, a minus too many, a reward or an advantage of the wrong sign)",
+        *facts,
+        confidence=Confidence.LIKELY if is_looser else Confidence.POSSIBLE,  # prompts may become harder by plan
     )
 
 
@@ -227,5 +256,5 @@ ILLNESS = illness(
     symptoms=("maximize=True", "optimizer goes the wrong way"),
     sick=sick,
     well=well,
-    explained_by=frozenset({"OPT", "NUM"}),
+    explained_by=frozenset({"OPT", "NUM", "MET08"}),
 )

@@ -100,7 +100,7 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
     largest = max(prompts, key=len)
     fact = Fact("different prompts in all steps together", len(frozenset().union(*prompts)))
     if not all(asked <= largest for asked in prompts):
-        return healthy(f"the prompts of {len(prompts)} steps differ", fact)
+        return _same_since(list(steps), prompts) or healthy(f"the prompts of {len(prompts)} steps differ", fact)
     size = max((int(batch.settings.get("dataset_size", 0)) for batch in batches), default=0)
     if 0 < size <= len(largest):
         return not_applicable("the data set has no more prompts than a step takes")
@@ -109,6 +109,21 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
         fact,
         *((Fact("different prompts in the data set, at least", size),) if size else ()),
         confidence=Confidence.LIKELY if size else Confidence.POSSIBLE,
+    )
+
+
+def _same_since(steps: Sequence[int], prompts: Sequence[frozenset[Hashable]]) -> Verdict | None:
+    """A finding where the last steps repeat each other's prompts though earlier ones had others."""
+    same = next((at for at, asked in enumerate(reversed(prompts)) if asked != prompts[-1]), len(prompts))
+    if same < STEPS or len(prompts[-1]) < 2:
+        return None
+    begin = len(prompts) - same
+    return finding(
+        f"from step {steps[begin]} on all {same} steps that were looked at have the same {len(prompts[-1])} prompts; "
+        "earlier ones had others",
+        Fact("steps with the same prompts", same, STEPS, steps[begin]),
+        confidence=Confidence.LIKELY,
+        fix="Restore the state of the data iterator once, after a resume, and not in every step.",
     )
 
 

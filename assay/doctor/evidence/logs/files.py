@@ -84,17 +84,18 @@ def _read_text(path: Path, head: bytes) -> Evidence:
             return _read_rollouts(path)
         gather_json_lines(path, gatherer)
         return evidence_of(gatherer, path)
-    if first.lstrip().startswith((b"{", b"[")) and not first.lstrip().startswith(b"{'"):
+    texts = [line.decode("utf-8", "replace") for line in lines]
+    is_printed = row is None and any(map(printed_row, texts))  # what a launcher prints begins with a bracket too
+    if first.lstrip().startswith((b"{", b"[")) and not is_printed:
         document = row if row is not None else read_document(path)
         rows = document if isinstance(document, list) else []
         if rows and isinstance(rows[0], dict) and is_rollout(rows[0]):
             return _evidence_of_rollouts(path, [item for item in rows if isinstance(item, dict)], [])
         gather_document(path, document, gatherer)
         return evidence_of(gatherer, path)
-    texts = [line.decode("utf-8", "replace") for line in lines]
     if looks_like_csv(texts):
         gather_csv(path, gatherer)
-    elif any(printed_row(text) for text in texts) or path.stat().st_size > HEAD:
+    elif is_printed or path.stat().st_size > HEAD:
         gather_printed(path, gatherer)
     if not gatherer.rows:
         raise LogError(f"{path} is text, and neither JSON lines nor a table nor what a trainer prints; give {KINDS}")

@@ -28,7 +28,8 @@ OF_ROLLOUTS = ("uid", "group_id")  # names of a group; what follows may be the n
 GROUP = (*OF_ROLLOUTS, "prompt_id", "prompt_idx", "example_id", "group_index")
 PROMPT_IDS = ("prompt_ids", "prompt_tokens", "prompt_token_ids", "query_token_ids")
 COMPLETION_IDS = ("completion_ids", "response_ids", "response_tokens", "completion_tokens", "response_token_ids")
-TRUTH = ("gts", "ground_truth", "ground_truths", "gold", "target", "solution", "reference_answer", "answer")
+ANSWER = "answer"  # the true one, or what was read out of the completion
+TRUTH = ("gts", "ground_truth", "ground_truths", "gold", "target", "solution", "reference_answer", ANSWER)
 MASK = ("completion_mask", "loss_mask", "response_mask", "action_mask", "assistant_mask")
 LOGPROBS = {  # one number per id of the completion
     "sampler_logprobs": (
@@ -93,9 +94,7 @@ def batch_of(rows: Sequence[Row], step: int | None, path: Path, notes: list[str]
     texts = {"completion": [_text(_value(row, COMPLETION)) for row in rows]} if _have_texts(rows, COMPLETION) else {}
     if _have_texts(rows, PROMPT):
         texts["prompt"] = prompts
-    truths = [_truth(_value(row, TRUTH)) for row in rows]
-    if all(truth is not None for truth in truths):
-        texts["truth"] = [truth or "" for truth in truths]
+    texts |= _truths(rows, prompts)
     if rewards_B is None and advantages_B is None and "tokens" not in values:
         raise LogError(
             f"{path}: its rollouts hold neither a reward nor an advantage nor token ids; dump one of them "
@@ -123,6 +122,14 @@ def _text(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(message, Mapping) for message in value):
         return "\n".join(_text(message.get("content" if "content" in message else "text")) for message in value)
     return "" if value is None else json.dumps(value, default=str)
+
+
+def _truths(rows: Sequence[Row], prompts: Sequence[str]) -> dict[str, list[str]]:
+    truths = [_truth(_value(row, TRUTH)) for row in rows]
+    is_of_rows = len(set(zip(prompts, truths, strict=True))) > len(set(prompts))
+    if is_of_rows and any(_value(row, TRUTH[:-1]) is None for row in rows):
+        return {}  # what each row answers
+    return {"truth": [truth or "" for truth in truths]} if all(truth is not None for truth in truths) else {}
 
 
 def _truth(value: Any) -> str | None:

@@ -20,6 +20,8 @@ _NUMBER = r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|nan|inf|NaN|Infinity)"
 _PRINTED = re.compile(rf"'([^'\n]{{1,200}})': '?({_NUMBER})'?(?=[,}}])")  # {'loss': 0.5, 'reward': '0.25'}
 _VERL_LINE = re.compile(r"\bstep:(\d+) - ")
 _VERL_PAIR = re.compile(rf"([\w/@.-]+):(?:np\.\w+\()?({_NUMBER})\)?(?= - |\s*$)")
+_STEP = re.compile(r"\b(?:global_|train_|training_)?(?:step|iteration|iter|update)\b\W{0,3}(\d+)", re.IGNORECASE)
+_PAIR = re.compile(rf"(?<![\w/@.-])([A-Za-z][\w/@.-]*)\s?[=:]\s?({_NUMBER})(?=[\s,;|)\]]|$)")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OF_RUN = re.compile(r"(?P<run>.+) - (?P<metric>.+?)(?:__(?:MIN|MAX))?")  # a column of W&B's chart export
 _SEPARATORS = ",;\t"
@@ -131,14 +133,27 @@ def printed_row(text: str) -> dict[str, Any] | None:
     {'loss': '0.5', 'reward': '0.25', 'epoch': '0.01'}
     >>> printed_row("(TaskRunner) step:7 - actor/entropy:0.3 - actor/lr:np.float64(1e-06)")
     {'step': '7', 'actor/entropy': '0.3', 'actor/lr': '1e-06'}
+    >>> printed_row("INFO Step 3 | loss:0.5 reward=0.25 lr: 1e-06")
+    {'loss': '0.5', 'reward': '0.25', 'lr': '1e-06', 'step': '3'}
+    >>> printed_row('[rank0] step 3: {"loss": 0.5}')
+    {'step': '3', 'loss': 0.5}
     """
     verl = _VERL_LINE.search(text)
     if verl:
         return {"step": verl[1], **dict(_VERL_PAIR.findall(text[verl.end() :]))}
-    if "{'" not in text:
-        return None
-    pairs = dict(_PRINTED.findall(text[text.index("{'") :]))
-    return pairs if len(pairs) >= 2 else None
+    if "{'" in text:
+        pairs = dict(_PRINTED.findall(text[text.index("{'") :]))
+        return pairs if len(pairs) >= 2 else None
+    if '{"' in text:
+        found = json_object(text[text.index('{"') : text.rindex("}") + 1].encode()) if "}" in text else None
+        return None if found is None else {**_stated_step(text[: text.index('{"')]), **found}
+    step, pairs = _stated_step(text), dict(_PAIR.findall(text))
+    return {**pairs, **step} if step and len(pairs) >= 2 else None
+
+
+def _stated_step(text: str) -> dict[str, Any]:
+    found = _STEP.search(text)
+    return {"step": found[1]} if found else {}
 
 
 def looks_like_csv(lines: Sequence[str]) -> bool:

@@ -40,6 +40,8 @@ BEFORE = 10  # steps before the fall whose mean is the level
 STAYS = 5  # steps at the worst
 LUCK = 1e-4  # a chance below is none
 ROWS = 8  # of a step where that is not known
+HALF, LEFT = 0.5, 0.3  # of the height that the reward had reached
+FARTHER = 10.0  # times the distance to the reference before
 GONE = 0.05  # of the entropy of the step before
 NOISE = 3.0  # times the entropy of the step before, and 2 nats more
 AT_ONCE = 3  # steps after it that stay so
@@ -67,7 +69,7 @@ def check_batch(batch: Batch) -> Verdict:
 def check_curves(curves: Curves) -> Verdict:
     verdict = _entropy_at_once(curves)
     if verdict is None:
-        verdict = _reward_falls(curves)
+        verdict = _reward_falls(curves) or _falls_from_its_height(curves)
     if verdict is not None:
         return verdict
     (reward_N,) = curves.need("reward_mean")
@@ -120,6 +122,42 @@ def _reward_falls(curves: Curves) -> Verdict | None:
         Fact("reward before", before, worst + LEVEL * (best - worst)),
         Fact("steps at the worst reward", low, STAYS, step),
     )
+
+
+def _falls_from_its_height(curves: Curves) -> Verdict | None:
+    """A finding where most of what the reward had reached is gone in the last steps, for good; surer where the
+    entropy or the distance to the reference leave their range in the same steps."""
+    (reward_N,) = curves.need("reward_mean")
+    known = np.flatnonzero(np.isfinite(reward_N))
+    if len(known) < 2 * BEFORE:
+        return None
+    smooth_K = np.convolve(reward_N[known], np.full(BEFORE, 1.0 / BEFORE), mode="valid")
+    worst, _ = _scale(curves, reward_N[known])
+    top = int(np.argmax(smooth_K))
+    height, left = smooth_K[top] - worst, smooth_K[-1] - worst
+    low = trailing(reward_N[known] <= worst + HALF * height)
+    spread = float(np.std(reward_N[known[top : top + BEFORE]]))
+    if low < BEFORE or left > LEFT * height or height < NOISE * spread:
+        return None
+    begin = int(known[-low])
+    signs = [
+        Fact(f"{name} since, over its median before", ratio, limit)
+        for name, limit in (("entropy", NOISE), ("ref_kl", FARTHER))
+        if (ratio := _over_before(curves.column(name), begin)) > limit
+    ]
+    return seen_directly(
+        f"the reward collapses: it had reached {smooth_K[top]:.2g} and is {smooth_K[-1]:.2g} in the last {low} steps",
+        Fact("steps below half of what it had reached", low, BEFORE, curves.step_at(begin)),
+        *signs,
+        confidence=Confidence.LIKELY if signs else Confidence.POSSIBLE,  # prompts may become harder
+    )
+
+
+def _over_before(values_N: Numbers, begin: int) -> float:
+    before_N, after_N = values_N[:begin], values_N[begin:]
+    if not np.isfinite(before_N).any() or not np.isfinite(after_N).any() or not np.nanmedian(before_N) > 0:
+        return 0.0
+    return float(np.nanmedian(after_N) / np.nanmedian(before_N))
 
 
 def _scale(curves: Curves, reward_K: Numbers) -> tuple[float, float]:

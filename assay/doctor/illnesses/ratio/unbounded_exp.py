@@ -36,6 +36,7 @@ from assay.doctor.catalogue import Scripts, illness, one_per_place
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import SCORED, edit_batch, healthy_batch, healthy_curves, of_the_loss
 from assay.doctor.examples.scripts import with_change
+from assay.doctor.facts.trend import quarter_medians
 from assay.doctor.recompute.arrays import plain, tensor
 from assay.doctor.recompute.terms import stated_objective
 from assay.grpo import CORRECTION_MODES, CORRECTIONS, mismatch_weights
@@ -56,6 +57,7 @@ OVERFLOW = 88.0  # the exp of more is infinite in float32
 RATIO_LIMIT = 1e3  # of a curve's ratio_max: it is a maximum over many tokens, of which one may be rare
 STEPS = 2  # with such a maximum: one step may hold one rare token
 WEIGHT_LOW, WEIGHT_HIGH = 0.5, 2.0  # of the mean importance weight, whose expectation is 1
+CLIPPED, GROWN = 0.1, 3.0  # share of the tokens, and times the first quarter's
 TOKENS = 20  # fewer weights have no mean to speak of
 
 
@@ -84,6 +86,15 @@ def check_curves(curves: Curves) -> Verdict:
         if not is_sick and not WEIGHT_LOW <= mean <= WEIGHT_HIGH:
             is_sick = True
             message = f"the importance weights old / sampler have a mean of {mean:.3g} instead of about 1"
+    clipped_N = curves.column("clipped_share")
+    if is_sick and np.isfinite(clipped_N).sum() >= TOKENS:
+        first, _, _, last = quarter_medians(clipped_N, "clipped_share")
+        if last > max(CLIPPED, GROWN * first):
+            facts.append(Fact("share of clipped tokens, last quarter", last, CLIPPED))
+            message += (
+                f", while the share outside of the clip range grows from {first:.2g} to {last:.2g}: the clip does not "
+                "hold the ratio (min and max exchanged, a wrong sign, or many passes over each batch)"
+            )
     if not is_sick:
         return healthy("ratios and importance weights stay in bounds", *facts)
     return finding(message, *facts)

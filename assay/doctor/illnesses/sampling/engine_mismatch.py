@@ -55,6 +55,7 @@ STEPS = 8  # of a curve: fewer have no first and last quarter
 GROWN = 5.0  # times the first quarter
 CORRECTABLE = 3.0  # times the limit: beyond it, importance weights leave little of the data
 ARITHMETIC = 0.04  # of the mean: engines in bfloat16 leave 0.005 to 0.03
+UNCORRECTABLE = 0.1  # of the mean in every step, with weights that are not old: a fault, and no noise to weigh away
 CUT_OFF = 0.05  # of the mean
 OF_ENTROPY = 0.1  # of the entropy in nats: top-p 0.9 leaves about this much
 OTHER_DISTANCES = (  # metric, its value without a difference, what is doubtful above that, what arithmetic never leaves
@@ -62,6 +63,7 @@ OTHER_DISTANCES = (  # metric, its value without a difference, what is doubtful 
     ("mismatch_factor", 1.0, 0.04, 0.06),
     ("mismatch_kl", 0.0, 0.008, 0.02),
 )
+SCATTERED = 5.0  # nats at a single token: what is cut off or cooled costs less, a wrong context more
 EFFECTIVE = 0.5  # share of the tokens that the importance weights leave: below this half of the data is lost
 
 
@@ -97,7 +99,8 @@ def check_curves(curves: Curves) -> Verdict:
     what = "largest |old - sampler|" if is_float32 else "mean |old - sampler|"
     facts = (Fact(f"highest {name}", largest, limit, curves.step_at(worst)), Fact("steps above the limit", over))
     is_corrected = _is_corrected(curves.settings.get("correction"))
-    if not over and not is_float32 and not is_corrected and (verdict := _from_the_start(curves)) is not None:
+    verdict = None if is_float32 else _from_the_start(curves)
+    if verdict is not None and (not is_corrected or float(np.nanquantile(mismatch_N, 0.1)) > UNCORRECTABLE):
         return verdict
     if not over:
         return healthy(f"{what} stays below {limit:g}", *facts)
@@ -139,11 +142,19 @@ def _from_the_start(curves: Curves) -> Verdict | None:
     share_N = (mismatch_N / entropy_N)[known_N & (entropy_N > 0)]
     if len(share_N):
         facts.append(Fact("mean |old - sampler| as a share of the entropy", float(np.median(share_N)), OF_ENTROPY))
+    largest_N = curves.column("mismatch_max")
+    spread = float(np.nanmedian(largest_N)) if np.isfinite(largest_N).any() else 0.0
     is_large = first > CUT_OFF and len(share_N) > 0 and float(np.median(share_N)) > OF_ENTROPY
     return seen_directly(
         f"sampler and trainer differ by {first:.2g} per token from the first step on, when no weights are old yet, and "
-        "in every step: truncated sampling (top-p, top-k, min-p), another temperature or a penalty of the engine that "
-        "the trainer does not count, or an engine of low precision",
+        "in every step: "
+        + (
+            "the trainer scores other tokens or another context (padding that is attended to, positions that count "
+            "it, a shift), or the engine has a temperature or a penalty of its own"
+            if spread > SCATTERED
+            else "truncated sampling (top-p, top-k, min-p), another temperature or a penalty of the engine that the "
+            "trainer does not count, or an engine of low precision"
+        ),
         *facts,
         confidence=Confidence.LIKELY if is_large else Confidence.POSSIBLE,
         fix="Read what the engine really samples with (its defaults and the model's generation_config count too) and "
