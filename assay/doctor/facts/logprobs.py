@@ -57,8 +57,11 @@ def not_looked_at(batch: Batch) -> str:
 
 
 def both_finite(batch: Batch, *names: str) -> Array:
-    """Loss tokens at which all of these are finite. Raises Missing where there is none: NaN is not a log-prob."""
-    inside_BT = loss_tokens(batch)
+    """Loss tokens at which all of these are finite. Raises Missing where there is none: NaN is not a log-prob.
+
+    Where a dump has no mask, the tokens of the completion."""
+    is_dump = batch.get("mask") is None and batch.get("tokens") is not None and batch.get("lengths") is not None
+    inside_BT = completion_places(batch) if is_dump else loss_tokens(batch)
     for name, values_BT in zip(names, batch.need(*names), strict=True):
         inside_BT = inside_BT & np.isfinite(values_BT)
         if not inside_BT.any():

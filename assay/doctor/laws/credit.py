@@ -75,6 +75,9 @@ def check_batch(batch: Batch) -> Verdict:
         raise Missing("kl_coef", "kl_placement")  # a KL may be taken from the rewards: then equal ones differ a little
     if order:
         return _broken(batch, recorded_B, order, Confidence.LIKELY)
+    if batch.get("gradients") is None and _is_turned_around(batch, rewards_B, recorded_B):
+        what = "better answers of every group have lower advantages: the sign is turned around"
+        return _broken(batch, recorded_B, what, Confidence.LIKELY)
     return not_applicable(
         "advantages are of a formula that is not known here; better answers of a group have better ones"
     )
@@ -197,6 +200,15 @@ def _disorder(batch: Batch, rewards_B: Array, recorded_B: Array) -> str:
         if rises.any() and falls.any():
             return "within a group, some better answers have higher advantages and others lower ones"
     return ""
+
+
+def _is_turned_around(batch: Batch, rewards_B: Array, recorded_B: Array) -> bool:
+    """Where the gradient is known, a loss of the other sign may make it right again: then that is asked instead."""
+    groups = [rows for rows in groups_of(batch) if np.ptp(rewards_B[rows]) > 0]
+    falls = [
+        recorded_B[rows][np.argmax(rewards_B[rows])] < recorded_B[rows][np.argmin(rewards_B[rows])] for rows in groups
+    ]
+    return len(groups) >= FEWEST_GROUPS and all(falls)
 
 
 def sick() -> Evidence:

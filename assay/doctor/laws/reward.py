@@ -31,14 +31,16 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
-from assay.doctor.facts.answers import answers, right_answers
+from assay.doctor.facts.answers import answers, is_right, right_answers
 from assay.doctor.facts.prompts import prompt_keys
-from assay.doctor.facts.repeats import completions
+from assay.doctor.facts.repeats import completions, values_by_key
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, State, Verdict, finding, healthy, not_applicable
 
 NEARLY = 1e-5  # of the largest reward: float32
 MOST_VALUES = 32  # of rewards: one with noise in it has as many as rows
+FEWEST_PROMPTS = 4
+OTHERS = 0.2  # of the prompts that hit another's truth: so few may hit their own too
 JUDGED = 12  # rows: fewer may be chance
 FEW_ROWS = 8  # of a step
 CLEAN, MIXED = 0.03, 0.1  # of the rows: with a reward that contradicts the answer
@@ -76,7 +78,7 @@ def check_batch(batch: Batch) -> Verdict:
 def check_batches(batches: Sequence[Batch]) -> Verdict:
     verdicts = []
     reasons = []
-    for check in (_one_truth_per_prompt, _by_truth, _by_equal_answers):
+    for check in (_one_truth_per_prompt, _truths_of_others, _by_truth, _by_equal_answers):
         try:
             verdicts.append(check(batches))
         except Missing as missing:
@@ -164,6 +166,39 @@ def _one_truth_per_prompt(batches: Sequence[Batch]) -> Verdict:
     )
 
 
+def _truths_of_others(batches: Sequence[Batch]) -> Verdict:
+    """The answers of a group hit the truth of another prompt again and again, and never their own."""
+    own = 0
+    prompts_seen = 0
+    others: dict[int, int] = {}
+    for batch in batches:
+        texts, prompts, truths = (batch.texts.get(name) for name in ("completion", "prompt", "truth"))
+        if texts is None or prompts is None or truths is None:
+            continue
+        said: dict[str, list[str]] = values_by_key(prompts, texts)
+        true = list(dict(zip(prompts, truths, strict=True)).values())
+        if len(said) < FEWEST_PROMPTS or len(set(true)) < len(true):
+            continue
+        prompts_seen += len(said)
+        for place, answers_G in enumerate(said.values()):
+            hits = [by for by in range(len(true)) if any(is_right(text, true[place - by]) for text in answers_G)]
+            own += 0 in hits
+            for by in hits:
+                others[by] = others.get(by, 0) + (by > 0)
+    if not prompts_seen:
+        raise Missing(f"truth and answers of {FEWEST_PROMPTS} prompts in a step")
+    by, hits = max(others.items(), key=lambda item: item[1], default=(0, 0))
+    facts = [Fact("prompts whose own truth is among their answers", own), Fact("prompts with another's", hits)]
+    if own > OTHERS * hits or hits < max(FEWEST_PROMPTS, prompts_seen / 2):
+        return healthy("answers hit the truth of their own prompt", *facts)
+    return finding(
+        f"answers are graded against the truth of another prompt: those of {hits} of {prompts_seen} prompts hold the "
+        f"truth of the prompt {by} before, and of {own} their own",
+        *facts,
+        confidence=Confidence.LIKELY,
+    )
+
+
 def _order_of(prompts: Sequence[str], truths: Sequence[str]) -> str:
     """In which order the truths of a step stand, where they fit the prompts in another one."""
     count = len(prompts)
@@ -171,7 +206,11 @@ def _order_of(prompts: Sequence[str], truths: Sequence[str]) -> str:
         moved = [truths[place * (count // size) + row] for row in range(count // size) for place in range(size)]
         if len(set(zip(prompts, moved, strict=True))) == len(set(prompts)):
             return f"the list of truths is tiled {size} times, and the prompts stand {size} times in a row"
-    shifts = (by for by in range(1, count) if len({*zip(prompts, [*truths[by:], *truths[:by]], strict=True)}) == len({*prompts}))
+    shifts = (
+        by
+        for by in range(1, count)
+        if len({*zip(prompts, [*truths[by:], *truths[:by]], strict=True)}) == len({*prompts})
+    )
     by = next(shifts, None)
     return "truths stand at other rows than their prompts" if by is None else f"the truths are off by {by} rows"
 
@@ -199,14 +238,18 @@ def _by_truth(batches: Sequence[Batch]) -> Verdict:
     if off >= INVERTED * rows and off >= JUDGED:
         return finding("right answers are paid less than wrong ones", *facts, confidence=Confidence.LIKELY)
     if not bad:
-        return healthy("right answers are paid and wrong ones are not, or nearly so", *facts)
+        return _of_one_kind(steps, facts) or healthy(
+            "right answers are paid and wrong ones are not, or nearly so", *facts
+        )
     worst = max(bad, key=lambda step: step.off)
     row = int(worst.rows_N[np.flatnonzero(worst.right_N != worst.paid_N)[0]])
     facts.insert(0, Fact("rows of the worst step whose reward is another's", worst.off, 0, worst.batch.step, row))
     moved = next((name for name in (worst.moved(),) if name), "")
     is_sudden = any(step.is_clean for step in steps)
     is_balanced = len(bad) >= BALANCED_STEPS and all(step.is_balanced for step in bad)
-    since = "" if not is_sudden else f", from step {bad[0].batch.step} on" if _is_late(steps) else ", in some steps"
+    since = (
+        "" if not is_sudden else f", from step {bad[0].batch.step} on" if _is_last(steps, bad) else ", in some steps"
+    )
     how = moved or "as many are paid as are right" if moved or is_balanced else "the two do not go together"
     return finding(
         f"right answers go unpaid and wrong ones are paid{since} ({worst.off} of {len(worst.right_N)} rows of step "
@@ -216,7 +259,36 @@ def _by_truth(batches: Sequence[Batch]) -> Verdict:
     )
 
 
-@dataclass(frozen=True)
+def _of_one_kind(steps: Sequence[_Paid], facts: Sequence[Fact]) -> Verdict | None:
+    """A finding where many right answers go unpaid, or many wrong ones are paid, and the other way round never."""
+    right = sum(int(step.right_N.sum()) for step in steps)
+    wrong = sum(len(step.right_N) for step in steps) - right
+    unpaid, overpaid = sum(step.unpaid for step in steps), sum(step.overpaid for step in steps)
+    kinds = (
+        (unpaid, right, "right answers get nothing: the parser misses them, or they fail for another reason"),
+        (overpaid, wrong, "wrong answers are paid as if they were right"),
+    )
+    for count, total, what in kinds:
+        if count < max(FEW, MIXED * total):
+            continue
+        late = [step for step in steps if step.unpaid + step.overpaid > CLEAN * len(step.right_N)]
+        clean = [step for step in steps if step.is_clean]
+        is_late = bool(clean) and _is_last(steps, late)
+        return finding(
+            f"{count} of {total} {what}" + (f", from step {late[0].batch.step} on" if is_late else ""),
+            *facts,
+            confidence=Confidence.LIKELY if is_late and len(clean) > 1 < len(late) else Confidence.POSSIBLE,
+        )
+    return None
+
+
+def _is_last(steps: Sequence[_Paid], late: Sequence[_Paid]) -> bool:
+    """Whether these steps are the last ones."""
+    flags = [step in late for step in steps]
+    return flags == sorted(flags)
+
+
+@dataclass(frozen=True, eq=False)
 class _Paid:
     """The rows of a step that can be judged, N of them."""
 
@@ -263,12 +335,6 @@ class _Paid:
                 name = f"they are those of view({size}, {count // size}), transposed"
                 shifts[name] = self.paid_N.reshape(size, count // size).T.ravel()
         return next((name for name, paid_N in shifts.items() if np.array_equal(paid_N, self.right_N)), "")
-
-
-def _is_late(steps: Sequence[_Paid]) -> bool:
-    """Whether the mixed steps are the last ones."""
-    mixed = [step.is_mixed for step in steps]
-    return mixed == sorted(mixed)
 
 
 def _judged(batch: Batch) -> tuple[Batch, Array, Array, Array] | None:

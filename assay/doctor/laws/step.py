@@ -62,6 +62,7 @@ GROWN = 2.0  # of the KL, last quarter over first: it grows with the square of t
 NOISE = 3.0  # standard errors
 ENTROPY = 0.03  # of itself
 FALLEN = 0.2  # of the first quarter's reward
+EARLY = 0.15  # of the fall, from the first quarter to the second
 LOOSER = 1.25  # entropy of the last quarter over the first's: a policy that learns becomes surer
 SETTLED = 3  # steps of a warm-up
 MOVED_BETWEEN = 0.05  # of the last update
@@ -154,7 +155,8 @@ def _falls(curves: Curves) -> Verdict | None:
     first, second, third, last = quarter_medians(reward_N, "reward_mean")
     fall, noise = _rise(reward_N)
     size = max(abs(first), abs(first - last))
-    if not (first > second > third > last) or fall > -NOISE * noise or first - last < FALLEN * size:
+    is_early = first - second > EARLY * (first - last)
+    if not (is_early and second > third > last) or fall > -NOISE * noise or first - last < FALLEN * size:
         return None
     facts = [Fact("median reward of the quarters", f"{first:.3g}, {second:.3g}, {third:.3g}, {last:.3g}")]
     is_looser = False

@@ -2,7 +2,8 @@
 ## What it checks
 Prompts vary between the groups of a step and between steps, each group holds one prompt, the tokens of a prompt are
 those of its text, and no step repeats the random numbers of another.
-Rows of a group must not repeat other rows of it at the same places in every group.
+Rows of a group must not repeat other rows of it at the same places in every group. In a log the lengths of the prompts
+must vary from step to step.
 
 ## Why it hurts
 A run that sees one prompt learns one answer. A group of several prompts compares answers to different questions. A
@@ -34,15 +35,28 @@ from dataclasses import replace
 import numpy as np
 
 from assay.doctor.catalogue import illness
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import GROUPS, SIZE, B, edit_batch, healthy_batch
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import GROUPS, SIZE, B, edit_batch, healthy_batch, healthy_curves
 from assay.doctor.facts.answers import answers
 from assay.doctor.facts.prompts import prompt_keys, prompt_token_keys
 from assay.doctor.facts.repeats import completions, log_chances, values_by_key
+from assay.doctor.facts.trend import trailing
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+    seen_directly,
+)
 
 STEPS = 3  # with the same prompts
+STEPS_OF_CURVES = 10  # with prompts of the same lengths
 GROUPS_ALIKE = 3  # with one prompt
 COPIES = 3  # completions that come again in the same place of a later step
 COPIED = 0.95  # of the pairs that a way to copy makes alike
@@ -109,6 +123,29 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
         fact,
         *((Fact("different prompts in the data set, at least", size),) if size else ()),
         confidence=Confidence.LIKELY if size else Confidence.POSSIBLE,
+    )
+
+
+def check_curves(curves: Curves) -> Verdict:
+    """Lengths of prompts that are the same to the last digit, step after step, are of the same prompts."""
+    mean_N, low_N, high_N = curves.need("prompt_length_mean", "prompt_length_min", "prompt_length_max")
+    known_N = np.isfinite(mean_N) & np.isfinite(low_N) & np.isfinite(high_N)
+    if known_N.sum() < STEPS_OF_CURVES:
+        return not_enough_data(f"lengths of the prompts in {STEPS_OF_CURVES} steps")
+    lengths_NL = np.stack([mean_N, low_N, high_N], axis=1)[known_N]
+    if lengths_NL[-1, 1] == lengths_NL[-1, 2]:
+        return not_applicable("all prompts have the same length")
+    same = trailing((lengths_NL == lengths_NL[-1]).all(axis=1))
+    fact = Fact("steps at the end whose prompts have the same lengths", same, STEPS_OF_CURVES)
+    if same < STEPS_OF_CURVES:
+        return healthy("the lengths of the prompts vary from step to step", fact)
+    is_late = same < len(lengths_NL)
+    return seen_directly(
+        f"shortest, mean and longest prompt are the same to the last digit in {'the last' if is_late else 'all'} "
+        f"{same} steps: each step has the same prompts",
+        fact,
+        Fact("mean length of the prompts", float(lengths_NL[-1, 0])),
+        confidence=Confidence.LIKELY if is_late else Confidence.POSSIBLE,  # a data set may be as small as a step
     )
 
 
@@ -251,11 +288,13 @@ def _run(new_prompts: int) -> Evidence:
     """Three steps; each has other prompts, unless there are no new ones."""
     batch = replace(healthy_batch().only(("tokens", "mask", "lengths", "group_ids")), texts={})
     group_B1 = (np.arange(B) // SIZE)[:, None]
+    lengths_N = 100.0 + new_prompts * np.sin(np.arange(60.0))
     return Evidence(
         tuple(
             edit_batch(batch, step=step, update=0, dataset_size=100, prompt_tokens=group_B1 + step * new_prompts)
             for step in range(1, 4)
-        )
+        ),
+        healthy_curves(prompt_length_mean=lengths_N, prompt_length_min=50.0, prompt_length_max=200.0),
     )
 
 

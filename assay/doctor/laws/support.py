@@ -42,9 +42,14 @@ RETURNED = re.compile(
     re.DOTALL,
 )
 FEWEST_TOOL_ROWS = 8
+GOES_ON = re.compile(
+    r"<\|im_end\|>\s*<\|im_start\|>user|<\|eot_id\|>\s*<\|start_header_id\|>user|<end_of_turn>\s*<start_of_turn>user"
+)
 
 
 def check_batch(batch: Batch) -> Verdict:
+    if (verdict := _of_turns(batch)) is not None:
+        return verdict
     mask_BT, lengths_B = batch.need("mask", "lengths")
     if not mask_BT.any():
         return not_applicable("no token is in the loss; MASK06 speaks of that")
@@ -89,6 +94,22 @@ def _of_tools(batch: Batch, mask_BT: Array) -> Verdict | None:
         Fact("rows with a tool's output and nothing masked", len(rows), 0, batch.step, rows[0]),
         confidence=Confidence.LIKELY,
         fix="Mask the tokens that the environment put in; train the policy's own.",
+    )
+
+
+def _of_turns(batch: Batch) -> Verdict | None:
+    """A finding where completions go on with the user's turn behind the end of their own."""
+    texts = batch.texts.get("completion", ())
+    rows = [row for row, text in enumerate(texts) if GOES_ON.search(text)]
+    if len(rows) < max(FEWEST_TOOL_ROWS, len(texts) / 4):
+        return None
+    return finding(
+        f"{len(rows)} of {len(texts)} completions go on with the user's turn behind the end of their own: nothing "
+        "stopped them at the end token",
+        Fact("completions that go on behind their end", len(rows), 0, batch.step, rows[0]),
+        confidence=Confidence.LIKELY,
+        fix="Give the sampler the end token of the chat template (eos_token_id, stop_token_ids), and mask what follows "
+        "it.",
     )
 
 

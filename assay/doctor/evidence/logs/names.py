@@ -2,7 +2,7 @@
 
 A value is a tuple of names; the first that has data counts. "1 - name" is the complement of a share. Some of what
 others log has no name in metrics.py: the smallest and the largest advantage; the mean of old - new, signed
-(old_less_new); and the distance of sampler and trainer as
+(old_less_new); lengths of prompts, and the share of them at the limit; and the distance of sampler and trainer as
 a KL (mismatch_kl), as a difference of probabilities (mismatch_probs), as a mean of exp |difference| (mismatch_factor).
 What is left out on purpose, and why, stands in docs/logs.md: mostly KLs by the k1 estimator, sums over a sequence, and
 maxima of means.
@@ -100,6 +100,10 @@ VERL = Trainer(
         "mismatch_kl": ("rollout_corr/k3_kl",),
         "advantage_min": ("critic/advantages/min",),
         "advantage_max": ("critic/advantages/max",),
+        "prompt_length_mean": ("prompt_length/mean",),
+        "prompt_length_min": ("prompt_length/min",),
+        "prompt_length_max": ("prompt_length/max",),
+        "prompt_truncated_share": ("prompt_length/clip_ratio",),
     },
     evaluation=r"val-core/.+/acc/mean@\d+",
     kl_may_be_signed=True,
@@ -131,6 +135,9 @@ PRIME_RL = Trainer(
         "reward_mean": ("reward/all/mean", "reward/mean"),
         "zero_variance_share": ("1 - batch/effective_batch_size",),
         "length_mean": ("decode_len/all/mean", "decode_len/mean"),
+        "prompt_length_mean": ("prefill_len/all/mean", "prefill_len/mean"),
+        "prompt_length_min": ("prefill_len/all/min", "prefill_len/min"),
+        "prompt_length_max": ("prefill_len/all/max", "prefill_len/max"),
         "truncated_share": ("is_truncated/all/mean", "is_truncated/mean"),
         "entropy": ("entropy/all/mean", "entropy/mean"),
         "gradient_norm": ("optim/grad_norm",),

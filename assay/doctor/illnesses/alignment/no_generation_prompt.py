@@ -32,11 +32,23 @@ from assay.programs.facts.sampling.scoring import ancestors_and_lists, made_of
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
-from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy
+
+TURNS = (  # words that open the user's turn, and the assistant's
+    ("<|im_start|>user", "<|im_start|>assistant"),
+    ("<|start_header_id|>user<|end_header_id|>", "<|start_header_id|>assistant<|end_header_id|>"),
+    ("<start_of_turn>user", "<start_of_turn>model"),
+    ("<|user|>", "<|assistant|>"),
+)
 
 
 def check_batch(batch: Batch) -> Verdict:
-    left_open = int(batch.number("prompts_left_open"))
+    prompts = batch.texts.get("prompt", ())
+    closed = [prompt for prompt in prompts if any(prompt.rfind(user) > prompt.rfind(own) for user, own in TURNS)]
+    is_chat = bool(closed) or any(own in prompt for prompt in prompts for _, own in TURNS)
+    if "prompts_left_open" not in batch.numbers and not is_chat:
+        raise Missing("prompts_left_open")
+    left_open = int(batch.numbers.get("prompts_left_open", len(closed)))
     fact = Fact("chat prompts without the words after which the assistant speaks", left_open, 0, batch.step)
     if not left_open:
         return healthy("chat prompts end where the assistant speaks", fact)

@@ -31,8 +31,8 @@ from itertools import takewhile
 import numpy as np
 
 from assay.doctor.catalogue import Scripts, illness
-from assay.doctor.evidence import Batch, Evidence
-from assay.doctor.examples import GROUPS, PAD, SIZE, edit_batch, healthy_batch, of_batch
+from assay.doctor.evidence import Batch, Curves, Evidence
+from assay.doctor.examples import GROUPS, PAD, SIZE, edit_batch, healthy_batch, healthy_curves
 from assay.doctor.examples.scripts import GENERATE
 from assay.programs.edits import Spot
 from assay.programs.facts.kinds import Kind
@@ -57,6 +57,7 @@ from assay.verdict import (
 
 LOOKS_UP = frozenset("index find get token_to_id convert_tokens_to_ids piece_to_id PieceToId".split())
 LEAST_WHOLE = 3  # different prompts that end alike: two may do so by chance
+OFTEN = 0.1  # of the prompts of a step: more are not that long by chance
 LEAST_ALL = 4  # different prompts, all of one length
 LONG_PROMPT = 16  # tokens: prompts shorter than that are of one length by nature, not by a limit
 
@@ -92,6 +93,22 @@ def check_batch(batch: Batch) -> Verdict:
         fact,
         Fact("their length in tokens", longest),
         confidence=Confidence.LIKELY if ending >= 2 or is_plain else Confidence.POSSIBLE,
+    )
+
+
+def check_curves(curves: Curves) -> Verdict:
+    (share_N,) = curves.need("prompt_truncated_share")
+    share = float(np.nanmedian(share_N))
+    fact = Fact("share of the prompts that are as long as the limit, median of the steps", share, OFTEN)
+    if share <= OFTEN:
+        return healthy("few prompts are as long as the limit", fact)
+    low_N, high_N = curves.column("prompt_length_min"), curves.column("prompt_length_max")
+    if np.array_equal(low_N, high_N):
+        return not_applicable("all prompts have the same length")
+    return finding(
+        f"{share:.0%} of the prompts are exactly as long as the limit: they were cut",
+        fact,
+        confidence=Confidence.POSSIBLE,
     )
 
 
@@ -205,7 +222,8 @@ def _example(limit: int) -> Evidence:
     prompts_BP = np.repeat(prompts_GP, SIZE, axis=0)
     # what the model was given holds other prompts: not part of this example
     changes = dict.fromkeys(("input_ids", "attention_mask", "position_ids"))
-    return of_batch(edit_batch(healthy_batch(), prompt_tokens=prompts_BP, prompt_mask=prompts_BP != PAD, **changes))
+    batch = edit_batch(healthy_batch(), prompt_tokens=prompts_BP, prompt_mask=prompts_BP != PAD, **changes)
+    return Evidence((batch,), healthy_curves(prompt_truncated_share=0.5 if limit < 8 else 0.01))
 
 
 def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:

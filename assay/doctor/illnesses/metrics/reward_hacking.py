@@ -84,15 +84,14 @@ def _held_out(curves: Curves, gain: float, facts: list[Fact]) -> str:
 def _components(curves: Curves, facts: list[Fact]) -> str:
     logged = sorted({name for row in curves.rows for name in row} - {"reward_mean", *TRAINERS_OWN})
     names = [name for name in logged if name.startswith("reward_") and name.endswith("_mean")]
-    if len(names) < 2:
-        return ""
     moves = {name: _move(curves, name) for name in names if curves.has(name)}
     facts += [Fact(f"change of {quote(name)}", change) for name, (change, _) in moves.items()]
     fallen = [name for name, (change, least) in moves.items() if change < -least]
     risen = [name for name, (change, least) in moves.items() if change > least]
-    if not (fallen and risen):
+    if not fallen:
         return ""
-    return f"by {quote(risen[0])}, while {quote(fallen[0])} fell by {-moves[fallen[0]][0]:.2g}"
+    what = quote(risen[0]) if risen else "another part"
+    return f"by {what}, while {quote(fallen[0])} fell by {-moves[fallen[0]][0]:.2g}"
 
 
 def _move(curves: Curves, name: str) -> tuple[float, float]:

@@ -94,8 +94,12 @@ def check_curves(curves: Curves) -> Verdict:
         name = max(bad, key=lambda name: int(bad[name].sum()))
         count, first = int(bad[name].sum()), int(np.argmax(bad[name]))
         return finding(
-            f"{_join([*bad])} {'is' if len(bad) == 1 else 'are'} NaN or infinite in {count} of {len(curves)} steps; "
-            "later steps are finite again",
+            f"{_join([*bad])} {'is' if len(bad) == 1 else 'are'} NaN or infinite in {count} of {len(curves)} steps"
+            + (
+                "; later steps are finite again"
+                if _last_run(curves, name)[0] < STEPS
+                else f", from {_step(curves, first)} on"
+            ),
             Fact(f"steps in which {name} is not finite", count, 0, curves.step_at(first)),
             severity=Severity.HARMFUL,
         )

@@ -62,6 +62,8 @@ from assay.verdict import (
 )
 
 SMALLEST_RATE = 1e-6  # below, a change of a weight near 1 may be rounded away in float32 too
+NO_RATE = 1e-9  # a thousandth of the rates that are used
+STEPS = 20  # with such a rate: a warm-up is shorter
 FEWEST = 3  # steps: a warm-up has one update with a rate of 0
 SCHEDULE = (
     "Look at the learning rate and its schedule: what does it return for the first steps, is its total the number of "
@@ -146,6 +148,14 @@ def _of_rates(curves: Curves, rate_N: Numbers) -> Verdict | None:
     """A rate that is 0 throughout, or from some step on. Many schedules begin at 0, and many end there."""
     known = np.flatnonzero(np.isfinite(rate_N))
     zeros = trailing(rate_N[known] == 0) if len(known) else 0
+    highest = float(rate_N[known].max(initial=0.0))
+    if zeros < FEWEST and 0 < highest < NO_RATE and len(known) >= STEPS:
+        return seen_directly(
+            f"the learning rate is never above {highest:.2g} in {len(known)} steps: no weight can move by it",
+            Fact("highest learning rate", highest, NO_RATE),
+            severity=Severity.FATAL,
+            fix=SCHEDULE,
+        )
     if zeros < FEWEST:
         return None
     since = int(known[len(known) - zeros])

@@ -74,10 +74,14 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_curves(curves: Curves) -> Verdict:
-    (highest_N,) = curves.need("ratio_max")
+    if not curves.has("correction_mean"):
+        curves.need("ratio_max")
+    highest_N = curves.column("ratio_max")
     far_N = highest_N > RATIO_LIMIT
-    worst = int(np.nanargmax(highest_N))
-    facts = [Fact("largest ratio", float(highest_N[worst]), RATIO_LIMIT, curves.step_at(worst))]
+    facts = []
+    if np.isfinite(highest_N).any():
+        worst = int(np.nanargmax(highest_N))
+        facts.append(Fact("largest ratio", float(highest_N[worst]), RATIO_LIMIT, curves.step_at(worst)))
     message = f"the ratio is beyond {RATIO_LIMIT:g} in {int(far_N.sum())} of {len(curves)} steps"
     is_sick = bool(far_N.sum() >= STEPS)
     if curves.settings.get("correction", "off") != "off" and curves.has("correction_mean"):

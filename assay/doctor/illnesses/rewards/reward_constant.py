@@ -43,6 +43,8 @@ from assay.doctor.examples.reward import reward_evidence
 from assay.doctor.examples.scripts import GRPO
 from assay.doctor.facts.rewards import TOLERANCE, completion_rewards, reads_no_answer
 from assay.doctor.facts.trend import has_varied, is_solved_by_evaluation
+from assay.doctor.illnesses.metrics.reward_hacking import TRAINERS_OWN
+from assay.machine.terminal import quote
 from assay.programs.facts.advantages.advantages import policy_weights
 from assay.programs.facts.rewards.flaws import (
     constant_rewards,
@@ -132,7 +134,7 @@ def check_curves(curves: Curves) -> Verdict:
         return not_enough_data(f"reward_mean of {STEPS} steps")
     fact = Fact("range of reward_mean over the steps", float(np.ptp(mean_N)))
     if has_varied(curves):
-        return healthy("rewards vary", fact)
+        return _of_parts(curves) or healthy("rewards vary", fact)
     if not curves.has("reward_std") and not curves.has("reward_min", "reward_max") and steps < OF_MEANS_ALONE:
         return not_enough_data(f"reward_std, or reward_mean of {OF_MEANS_ALONE} steps")
     if is_solved_by_evaluation(curves):
@@ -148,6 +150,26 @@ def check_curves(curves: Curves) -> Verdict:
         confidence=Confidence.LIKELY if is_many else Confidence.POSSIBLE,
         severity=None if is_many else Severity.HARMFUL,
         fix=_FIXES[kind],
+    )
+
+
+def _of_parts(curves: Curves) -> Verdict | None:
+    """A finding where a part of the reward is 0 for every answer of the run, while another one varies."""
+    names = {name for row in curves.rows for name in row if name.startswith("reward_") and name.endswith("_mean")}
+    parts = {name: curves.column(name) for name in sorted(names - {"reward_mean", *TRAINERS_OWN})}
+    dead = [
+        name
+        for name, mean_N in parts.items()
+        if np.isfinite(mean_N).sum() >= OF_MEANS_ALONE and not np.nan_to_num(mean_N).any()
+    ]
+    if not dead or len(dead) == len(parts):
+        return None
+    return seen_directly(
+        f"the part {quote(dead[0])} of the reward is 0 in all {int(np.isfinite(parts[dead[0]]).sum())} steps and never "
+        "varied: no answer earns it, or its parser never matches; only the other parts are trained",
+        Fact("parts of the reward that are 0 throughout", len(dead), 0),
+        confidence=Confidence.POSSIBLE,  # a penalty that no answer earns
+        severity=Severity.HARMFUL,
     )
 
 

@@ -55,7 +55,9 @@ STEPS = 8  # of a curve: fewer have no first and last quarter
 GROWN = 5.0  # times the first quarter
 CORRECTABLE = 3.0  # times the limit: beyond it, importance weights leave little of the data
 ARITHMETIC = 0.04  # of the mean: engines in bfloat16 leave 0.005 to 0.03
-UNCORRECTABLE = 0.1  # of the mean in every step, with weights that are not old: a fault, and no noise to weigh away
+UNCORRECTABLE = (
+    0.25  # of the mean in the usual step, with weights that are not old: a fault, and no noise to weigh away
+)
 CUT_OFF = 0.05  # of the mean
 OF_ENTROPY = 0.1  # of the entropy in nats: top-p 0.9 leaves about this much
 OTHER_DISTANCES = (  # metric, its value without a difference, what is doubtful above that, what arithmetic never leaves
@@ -63,6 +65,8 @@ OTHER_DISTANCES = (  # metric, its value without a difference, what is doubtful 
     ("mismatch_factor", 1.0, 0.04, 0.06),
     ("mismatch_kl", 0.0, 0.008, 0.02),
 )
+ROWS, ROW_TOKENS = 8, 4  # to compare, and tokens that a row must have
+ROW_OFF, TIMES = 0.2, 20.0  # mean of a row in nats, and times that of the middle one
 SCATTERED = 5.0  # nats at a single token: what is cut off or cooled costs less, a wrong context more
 EFFECTIVE = 0.5  # share of the tokens that the importance weights leave: below this half of the data is lost
 
@@ -79,6 +83,8 @@ def check_batch(batch: Batch) -> Verdict:
     dtype = batch.settings.get("dtype")
     effective = effective_share(difference_BT[inside_BT])
     facts = _facts(batch, gap, difference_BT, inside_BT)
+    if (verdict := _of_few_rows(batch, difference_BT, inside_BT)) is not None:
+        return verdict
     if gap.is_rounding(dtype) and (dtype == "float32" or effective >= EFFECTIVE):
         return healthy(f"engine and trainer agree: mean |old - sampler| {gap.mean:.2g}", *facts)
     if _is_older(batch) and _is_corrected(batch.settings.get("correction")):
@@ -100,7 +106,7 @@ def check_curves(curves: Curves) -> Verdict:
     facts = (Fact(f"highest {name}", largest, limit, curves.step_at(worst)), Fact("steps above the limit", over))
     is_corrected = _is_corrected(curves.settings.get("correction"))
     verdict = None if is_float32 else _from_the_start(curves)
-    if verdict is not None and (not is_corrected or float(np.nanquantile(mismatch_N, 0.1)) > UNCORRECTABLE):
+    if verdict is not None and (not is_corrected or float(np.nanmedian(mismatch_N)) > UNCORRECTABLE):
         return verdict
     if not over:
         return healthy(f"{what} stays below {limit:g}", *facts)
@@ -120,6 +126,28 @@ def check_curves(curves: Curves) -> Verdict:
     if is_corrected and last <= CORRECTABLE * MEAN_LOW_PRECISION:
         return healthy(f"{what} is corrected by weights", *facts)
     return finding(f"{what} of a step is up to {largest:.2g}, above {limit:g} in {over} of {len(curves)} steps", *facts)
+
+
+def _of_few_rows(batch: Batch, difference_BT: Array, inside_BT: Array) -> Verdict | None:
+    """A finding where some rows are far off and most are not: their mean would hide it."""
+    tokens_B = inside_BT.sum(axis=1)
+    judged = np.flatnonzero(tokens_B >= ROW_TOKENS)
+    if len(judged) < ROWS or _is_older(batch):
+        return None
+    means_R = np.abs(difference_BT).sum(axis=1)[judged] / tokens_B[judged]
+    usual = float(np.median(means_R))
+    far = judged[means_R > max(ROW_OFF, TIMES * usual)]
+    if not 0 < len(far) <= len(judged) / 4:
+        return None
+    worst = int(judged[np.argmax(means_R)])
+    return finding(
+        f"{len(far)} of {len(judged)} rows are scored otherwise than sampled, by {float(means_R.max()):.2g} per token "
+        f"in row {worst}, where the rows usually differ by {usual:.2g}: another prompt, other tokens or other weights",
+        Fact("mean |old - sampler| of the row", float(means_R.max()), max(ROW_OFF, TIMES * usual), batch.step, worst),
+        Fact("rows that are off", len(far), 0),
+        confidence=Confidence.LIKELY,
+        fix="Look at the rows that are named: how they were scored, behind which prompt, in which part of the batch.",
+    )
 
 
 def _from_the_start(curves: Curves) -> Verdict | None:

@@ -272,3 +272,90 @@ def test_a_judge_that_varies_is_not_called_rewards_of_other_rows(tmp_path):
     for at, row in enumerate(rows):
         row["completion"], row["reward"] = f"it is {at % 2}", 0.5 + 0.1 * (at % 5)
     assert "LAW10" not in sure(tmp_path, rows)
+
+
+def test_truths_that_are_tiled_are_not_those_of_their_rows(tmp_path):
+    rows = dump()
+    for block in blocks(rows):
+        truths = [block[at]["ground_truth"] for at in range(0, len(block), GROUP)] * GROUP
+        for row, truth in zip(block, truths, strict=True):
+            row["ground_truth"] = truth
+            row["reward"] = float(bool(is_right(row["completion"], truth)))
+    assert said(tmp_path, without(rows, "prompt_ids", "completion_ids"))["LAW10"] is Confidence.LIKELY
+
+
+def test_truths_of_the_prompt_before_are_named_by_the_answers_that_hit_them(tmp_path):
+    rows = dump()
+    for block in blocks(rows):
+        truths = [row["ground_truth"] for row in block]
+        for row, truth in zip(block, truths[GROUP:] + truths[:GROUP], strict=True):
+            row["ground_truth"], row["reward"] = truth, 0.0
+    assert said(tmp_path, rows)["LAW10"] is Confidence.LIKELY
+
+
+@pytest.mark.parametrize("begin", [0, 4])
+def test_right_answers_that_get_nothing_are_surer_where_it_begins_at_some_step(tmp_path, begin):
+    rows = dump()
+    for row in rows:
+        if row["step"] > begin and int(row["ground_truth"]) > 100:
+            row["reward"] = 0.0
+    assert said(tmp_path, rows)["LAW10"] is (Confidence.LIKELY if begin else Confidence.POSSIBLE)
+
+
+def test_a_few_right_answers_without_a_reward_are_a_matter_of_format(tmp_path):
+    rows = dump()
+    for row in [row for row in rows if row["reward"]][::20]:
+        row["reward"] = 0.0
+    assert not sure(tmp_path, rows)
+
+
+def test_prompts_that_stay_the_same_from_some_step_on_are_named(tmp_path):
+    rows = dump()
+    parts = blocks(rows)
+    for part in parts[3:]:
+        for row, source in zip(part, parts[2], strict=True):
+            row |= {name: source[name] for name in ("prompt", "prompt_ids", "ground_truth")}
+            row["reward"] = float(bool(is_right(row["completion"], row["ground_truth"])))
+    assert said(tmp_path, rows)["LAW11"] is Confidence.LIKELY
+
+
+def test_advantages_of_the_other_sign_are_named(tmp_path):
+    rows = dump()
+    for at in range(0, len(rows), GROUP):
+        rewards = np.array([row["reward"] for row in rows[at : at + GROUP]])
+        for row, advantage in zip(rows[at : at + GROUP], rewards.mean() - rewards, strict=True):
+            row["advantage"] = float(advantage)
+    assert said(tmp_path, rows)["LAW04"] is Confidence.LIKELY
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_rows_that_are_scored_otherwise_than_sampled_do_not_disappear_in_a_mean(tmp_path, count):
+    rows = dump()
+    draw = np.random.default_rng(5)
+    for at, row in enumerate(rows):
+        sampled = -np.abs(draw.normal(0.4, 0.5, len(row["completion_ids"])))
+        row["rollout_logprobs"] = sampled.tolist()
+        off = 1.5 if at % (GROUP * PROMPTS) < count else 0.003
+        row["old_logprobs"] = (sampled - off * draw.random(len(sampled))).tolist()
+    found = said(tmp_path, rows)
+    assert found.get("SAMP06") is (Confidence.LIKELY if count else None)
+
+
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_completion_that_goes_on_with_the_users_turn_was_not_stopped(tmp_path):
+    rows = without(dump(), "prompt_ids", "completion_ids")
+    for row in rows:
+        row["prompt"] = CHAT.format(row["prompt"])
+    assert not said(tmp_path, rows)
+    for row in rows:
+        row["completion"] += "<|im_end|>\n<|im_start|>user\nThank you!<|im_end|>"
+    assert said(tmp_path, rows)["LAW06"] is Confidence.LIKELY
+
+
+def test_a_chat_prompt_that_ends_before_the_assistants_turn_is_named_by_its_text(tmp_path):
+    rows = without(dump(), "prompt_ids", "completion_ids")
+    for row in rows:
+        row["prompt"] = CHAT.format(row["prompt"]).removesuffix("<|im_start|>assistant\n")
+    assert said(tmp_path, rows)["ALGN08"] is Confidence.LIKELY

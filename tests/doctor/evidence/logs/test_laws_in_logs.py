@@ -215,3 +215,64 @@ def test_arguments_beside_the_log_say_that_a_batch_gets_one_update(tmp_path):
         words = diagnose(open_evidence(folder)).findings
         found[passes] = {word.code for word in words if word.confidence is not Confidence.POSSIBLE}
     assert found == {1: {"RAT01"}, 2: set()}
+
+
+FALLING = 0.6 * np.exp(-AT / 25) + 0.02 + np.abs(noise(0.01))
+
+
+@pytest.mark.parametrize("trainer", ["TRL", "verl", "OpenRLHF", "slime", "no trainer known here"])
+def test_a_reward_that_falls_from_the_first_steps_on_while_the_entropy_rises_is_uphill(tmp_path, trainer):
+    assert "LAW07" in sure(tmp_path, rows_of(trainer, reward=FALLING, entropy=0.3 + 0.004 * AT))
+
+
+@pytest.mark.parametrize("trainer", ["TRL", "verl"])
+def test_harder_prompts_make_a_reward_fall_too(tmp_path, trainer):
+    """The policy becomes surer all the same, and the reward keeps half of what it had."""
+    rewards = np.linspace(0.7, 0.45, STEPS) + noise(0.01)
+    assert not sure(tmp_path, rows_of(trainer, reward=rewards, entropy=np.linspace(0.5, 0.3, STEPS)))
+
+
+@pytest.mark.parametrize("trainer", ["TRL", "verl", "OpenRLHF"])
+def test_a_reward_that_loses_most_of_its_height_is_a_collapse(tmp_path, trainer):
+    """It stays above the worst one; the entropy leaves its range in the same steps."""
+    rewards = np.where(AT < STEPS // 2, 0.3 + 0.4 * AT / STEPS, 0.06) + np.abs(noise(0.01))
+    entropy = np.where(AT < STEPS // 2, 0.3, 0.3 + 0.2 * np.minimum(AT - STEPS // 2, 10))
+    assert "MET08" in sure(tmp_path, rows_of(trainer, reward=rewards, entropy=entropy))
+
+
+def beside(trainer, columns):
+    return [
+        row | {name: float(values[at]) for name, values in columns.items()} for at, row in enumerate(rows_of(trainer))
+    ]
+
+
+def test_prompts_of_the_same_lengths_in_every_step_are_the_same_prompts(tmp_path):
+    lengths = {"prompt_length/mean": 110.25, "prompt_length/min": 61.0, "prompt_length/max": 203.0}
+    rows = beside("verl", {name: np.full(STEPS, value) for name, value in lengths.items()})
+    assert said(tmp_path, rows)["LAW11"] is Confidence.POSSIBLE
+    varied = {name: value + (AT < STEPS // 2) * np.sin(AT) for name, value in lengths.items()}
+    assert said(tmp_path, beside("verl", varied))["LAW11"] is Confidence.LIKELY
+    varied = {name: value + np.sin(AT) for name, value in lengths.items()}
+    assert not said(tmp_path, beside("verl", varied))
+    assert not said(tmp_path, beside("verl", {name: np.full(STEPS, 64.0) for name in lengths}))
+
+
+def test_a_rate_that_no_weight_can_follow_is_none(tmp_path):
+    assert "OPT02" in sure(tmp_path, rows_of("TRL", rate=1e-11))
+
+
+LINES = (
+    "[2026-10-21 09:14:55] [INFO] Step {step} | loss:0.01 reward={reward} lr: 1e-06",
+    '[rank0]: step {step} {{"loss": 0.01, "reward": {reward}, "lr": 1e-06}}',
+    "[INFO] {{'loss': 0.01, 'reward': {reward}, 'lr': 1e-06, 'step': {step}}}",
+)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_lines_that_a_launcher_prints_are_read_behind_its_brackets(tmp_path, line):
+    path = tmp_path / "train.log"
+    begin = "[2026-10-21 09:14:55,120] [INFO] [real_accelerator.py:260:get_accelerator] Setting ds_accelerator\n"
+    path.write_text(begin + "".join(line.format(step=step, reward=step / 100) + "\n" for step in range(1, 31)))
+    curves = open_evidence(path).curves
+    assert curves.need("reward_mean")[0].tolist() == [step / 100 for step in range(1, 31)]
+    assert curves.steps.tolist() == list(range(1, 31))
