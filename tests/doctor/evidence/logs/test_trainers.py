@@ -179,7 +179,7 @@ def test_weights_that_correct_the_sampler_are_seen_in_the_columns(tmp_path):
     assert findings(written(tmp_path, rows_of("TRL", **SICK["SAMP06"]))) == {"SAMP06": Confidence.LIKELY}
     for row in rows:
         del row["sampling/importance_sampling_ratio/mean"]
-    assert findings(written(tmp_path, rows)) == {"SAMP06": Confidence.POSSIBLE}
+    assert findings(written(tmp_path, rows)) == {"SAMP06": Confidence.LIKELY}
 
 
 def test_several_held_out_sets_are_not_compared_with_one_reward(tmp_path):
