@@ -85,8 +85,10 @@ def _components(curves: Curves, facts: list[Fact]) -> str:
     logged = sorted({name for row in curves.rows for name in row} - {"reward_mean", *TRAINERS_OWN})
     names = [name for name in logged if name.startswith("reward_") and name.endswith("_mean")]
     moves = {name: _move(curves, name) for name in names if curves.has(name)}
-    facts += [Fact(f"change of {quote(name)}", change) for name, (change, _) in moves.items()]
     fallen = [name for name, (change, least) in moves.items() if change < -least]
+    if len(moves) < 2 and not fallen:
+        return ""
+    facts += [Fact(f"change of {quote(name)}", change) for name, (change, _) in moves.items()]
     risen = [name for name, (change, least) in moves.items() if change > least]
     if not fallen:
         return ""
