@@ -59,6 +59,7 @@ def _doctor() -> LiveDoctor:
 def _with_plain_logprobs(batch: Batch, model: nn.Module) -> Batch:
     import numpy as np
 
+    from assay.calibration import Tally
     from assay.policy.plain import plain_logprobs
     from assay.record.batch import PLAIN_FIELDS
 
@@ -67,26 +68,43 @@ def _with_plain_logprobs(batch: Batch, model: nn.Module) -> Batch:
     absent += [name for name in ("temperature",) if name not in batch.settings]
     if absent:
         raise BatchError(f"model= computes log-probs again, which needs {', '.join(absent)} too")
-    tokens_BT, mask_BT, prompts_BP, prompt_mask_BP = batch.need(*needed)
+    tokens_BT, _, prompts_BP, prompt_mask_BP = batch.need(*needed)
     temperature = float(batch.setting("temperature"))
     lengths_B = batch.get("lengths")
-    if lengths_B is None:  # up to the last trained token
-        lengths_B = np.where(mask_BT.any(axis=1), mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
+    if lengths_B is None:
+        lengths_B = _lengths(batch)
     _refuse_whole_rows(batch, lengths_B)
-    plain = {name: np.zeros(tokens_BT.shape) for name in PLAIN_FIELDS}
+    forced_BT = batch.get("forced")
+    plain, tally = {name: np.zeros(tokens_BT.shape) for name in PLAIN_FIELDS}, Tally()
     for row, length in enumerate(lengths_B):
         prompt, tokens = prompts_BP[row][prompt_mask_BP[row]].tolist(), tokens_BT[row, :length].tolist()
         if tokens:
             _refuse_unknown_ids(row, [*prompt, *tokens], model)
+            forced = [] if forced_BT is None else forced_BT[row, :length].tolist()
             try:
-                answers = plain_logprobs(model, prompt, tokens, temperature=temperature)
+                answers = plain_logprobs(model, prompt, tokens, temperature=temperature, tally=tally, forced=forced)
             except IndexError as error:
                 raise BatchError(_outside(row, max(*prompt, *tokens))) from error
             for name, values_T in zip(PLAIN_FIELDS, answers, strict=True):
                 plain[name][row, :length] = values_T
     if batch.settings.get("support_kept"):  # the trainer's are over a part of the vocabulary, not known here
         plain = {"plain_raw_logprobs": plain["plain_raw_logprobs"]}
+    elif (lengths_B > 0).all():  # rows that are left out whole may be left out for what they are
+        plain |= tally.fields()
     return Batch({**batch.arrays, **plain}, batch.numbers, batch.settings, batch.texts, batch.source)
+
+
+def _lengths(batch: Batch) -> Array:
+    """Up to the last trained token, and the end that follows it."""
+    import numpy as np
+
+    tokens_BT, mask_BT = batch.need("tokens", "mask")
+    lengths_B = np.where(mask_BT.any(axis=1), mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
+    padded_BT = np.pad(tokens_BT, ((0, 0), (0, 1)), constant_values=-1)
+    next_B = np.take_along_axis(padded_BT, lengths_B[:, None], axis=1)[:, 0]
+    last_B = np.take_along_axis(padded_BT, np.maximum(lengths_B - 1, 0)[:, None], axis=1)[:, 0]
+    ends = list(batch.settings.get("eos_ids", ()))
+    return np.asarray(lengths_B + ((lengths_B > 0) & np.isin(next_B, ends) & ~np.isin(last_B, ends)))
 
 
 def _refuse_unknown_ids(row: int, ids: Sequence[int], model: nn.Module) -> None:

@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from assay.calibration import Tally
 from assay.doctor.diagnosis import Diagnosis, Word
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.live import LiveDoctor, is_dying
@@ -53,7 +54,7 @@ from assay.record import (
     TIMINGS_FILE,
     RunDirectory,
 )
-from assay.record.batch import PLAIN_FIELDS, Batch
+from assay.record.batch import PLAIN_FIELDS, Array, Batch
 from assay.record.batch_file import write_batch
 from assay.record.directory import json_bytes
 
@@ -113,6 +114,7 @@ class Look:
     parts: list[Part] = field(default_factory=list)
     inputs: list[PassInputs] = field(default_factory=list)  # of the forward pass of each part
     logprobs: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # computed again, by row
+    tally: dict[str, Array] = field(default_factory=dict)  # what the sampled tokens say about the policy
     numbers: dict[str, Any] = field(default_factory=dict)  # of the update
     weights: Weights | None = None
 
@@ -130,7 +132,14 @@ class Look:
     ) -> None:
         """Before the optimizer moves the weights. `kept` is of the whole run."""
         rows, prompts, sampled = self.rows[:MOST_ROWS], self.rollouts.prompts, self.rollouts.sampled
-        plain = {row: plain_logprobs(model, prompts[row], sampled[row], temperature=temperature) for row in rows}
+        forced, tally = self.rollouts.forced or [[] for _ in prompts], Tally()
+        plain = {
+            row: plain_logprobs(
+                model, prompts[row], sampled[row], temperature=temperature, tally=tally, forced=forced[row]
+            )
+            for row in rows
+        }
+        self.tally = tally.fields()
         for number, name in enumerate(PLAIN_FIELDS):
             self.logprobs[name] = {row: own[number] for row, own in plain.items()}
         with reference as frozen:
@@ -151,7 +160,7 @@ class Look:
         rows = self.rows
         widths = [part.tensors["tokens"].shape[1] for part in self.parts]
         width = max(*widths, *(len(self.rollouts.sampled[row]) for row in rows))
-        fields = {**self.rollouts.fields(rows, width, pad), **join(self.parts, rows, width, pad)}
+        fields = {**self.rollouts.fields(rows, width, pad), **join(self.parts, rows, width, pad), **self.tally}
         for name, by_row in self.logprobs.items():
             fields[name] = stack([by_row.get(row) for row in rows], width)
         if self.inputs:

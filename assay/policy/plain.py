@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from assay.calibration import Tally
+
 AT_A_TIME = 128  # tokens whose logits are copied to float32 together
 ROWS = 16  # of one length, in one pass
 
@@ -41,19 +43,32 @@ def plain_logprobs(
     *,
     temperature: float,
     support: Support | None = None,
+    tally: Tally | None = None,
+    forced: Sequence[bool] = (),
 ) -> Plain:
-    """Of the completion `tokens`, by one forward pass. Modes and random states are left as they were."""
+    """Of the completion `tokens`, by one forward pass. Modes and random states are left as they were. `tally` counts
+    the tokens that are not `forced`."""
     if not tokens:
         return EMPTY
     if not prompt_tokens:
         raise ValueError("the prompt holds no token, so nothing predicts the first completion token; give its ids")
     with _eval_mode(model):
         (logits_TV,) = plain_logits(model, [[*prompt_tokens, *tokens]], len(tokens))
+        if tally is not None:
+            sampled = [not (place < len(forced) and forced[place]) for place in range(len(tokens))]
+            _count(tally, logits_TV, tokens, temperature, sampled, prompt_tokens, support)
         return _plain(logits_TV, tokens, temperature, support)
 
 
-def plain_logprobs_of_rows(model: nn.Module, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain]:
-    """Of each row's tokens but the first, given those before; rows of one length share a pass."""
+def plain_logprobs_of_rows(
+    model: nn.Module,
+    rows: Sequence[Sequence[int]],
+    temperature: float,
+    tally: Tally | None = None,
+    prompts: Sequence[int] = (),
+) -> list[Plain]:
+    """Of each row's tokens but the first, given those before; rows of one length share a pass. `tally` counts those
+    behind the prompt: `prompts` are their lengths."""
     found: dict[int, Plain] = {}
     for length in {len(row): None for row in rows}:
         numbers = [number for number, row in enumerate(rows) if len(row) == length]
@@ -66,6 +81,9 @@ def plain_logprobs_of_rows(model: nn.Module, rows: Sequence[Sequence[int]], temp
                 logits_NTV = plain_logits(model, [rows[number] for number in part], length - 1)
                 for number, logits_TV in zip(part, logits_NTV, strict=True):
                     found[number] = _plain(logits_TV, rows[number][1:], temperature)
+                    if tally is not None and 1 <= prompts[number] < length:
+                        prompt, tokens = rows[number][: prompts[number]], rows[number][prompts[number] :]
+                        _count(tally, logits_TV[-len(tokens) :], tokens, temperature, [True] * len(tokens), prompt)
     return [found[number] for number in range(len(rows))]
 
 
@@ -102,6 +120,32 @@ def _plain(logits_TV: Tensor, tokens: Sequence[int], temperature: float, support
     return Plain(scaled_T, raw_T, entropy_T, variance_T)
 
 
+def _count(
+    tally: Tally,
+    logits_TV: Tensor,
+    tokens: Sequence[int],
+    temperature: float,
+    sampled: Sequence[bool],
+    prompt_tokens: Sequence[int],
+    support: Support | None = None,
+) -> None:
+    before = list(prompt_tokens)
+    for first in range(0, len(tokens), AT_A_TIME):
+        part = slice(first, first + AT_A_TIME)
+        scaled_tV = logits_TV[part].float() / temperature
+        if support is not None:
+            scaled_tV = scaled_tV.masked_fill(_outside(scaled_tV, support[part]), -torch.inf)
+        logprobs_tV = torch.log_softmax(scaled_tV, dim=1).cpu().numpy()
+        tally.add(logprobs_tV, tokens[part], before, sampled[part], first, answer=tokens[:first])
+
+
+def _outside(scaled_tV: Tensor, support: Support) -> Tensor:
+    outside_tV = torch.ones_like(scaled_tV, dtype=torch.bool)
+    for row, ids in enumerate(support):
+        outside_tV[row, list(ids)] = False
+    return outside_tV
+
+
 def _scores(
     logits_TV: Tensor, tokens: Sequence[int], temperature: float, support: Support | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,9 +155,7 @@ def _scores(
         places = range(first, min(first + AT_A_TIME, len(tokens)))
         scaled_tV = logits_TV[first : first + AT_A_TIME].float() / temperature
         if support is not None:
-            outside_tV = torch.ones_like(scaled_tV, dtype=torch.bool)
-            for row, place in enumerate(places):
-                outside_tV[row, list(support[place])] = False
+            outside_tV = _outside(scaled_tV, [support[place] for place in places])
             scaled_tV = scaled_tV.masked_fill(outside_tV, -torch.inf)  # a token outside of its support: log 0
         chosen_t = torch.tensor([int(tokens[place]) for place in places], device=scaled_tV.device)
         rows_t = torch.arange(len(places), device=scaled_tV.device)
