@@ -23,6 +23,7 @@ from assay.record.batch_file import write_batch
 if TYPE_CHECKING:
     from torch import nn
 
+_ROWS_ASKED = 8  # whose temperature is looked for
 _LONG_PROMPT = 4  # tokens that all completions of a batch do not repeat by chance
 
 
@@ -87,11 +88,32 @@ def _with_plain_logprobs(batch: Batch, model: nn.Module) -> Batch:
                 raise BatchError(_outside(row, max(*prompt, *tokens))) from error
             for name, values_T in zip(PLAIN_FIELDS, answers, strict=True):
                 plain[name][row, :length] = values_T
+    found = _temperature_behind(batch, model, plain["plain_logprobs"], lengths_B)
     if batch.settings.get("support_kept"):  # the trainer's are over a part of the vocabulary, not known here
         plain = {"plain_raw_logprobs": plain["plain_raw_logprobs"]}
     elif (lengths_B > 0).all():  # rows that are left out whole may be left out for what they are
         plain |= tally.fields()
-    return Batch({**batch.arrays, **plain}, batch.numbers, batch.settings, batch.texts, batch.source)
+    return Batch({**batch.arrays, **plain}, {**batch.numbers, **found}, batch.settings, batch.texts, batch.source)
+
+
+def _temperature_behind(batch: Batch, model: nn.Module, plain_BT: Array, lengths_B: Array) -> dict[str, float]:
+    """Of new_logprobs, where they are not those of the stated temperature."""
+    import numpy as np
+    import torch
+
+    from assay.policy.plain import SAME_SCORE, temperature_behind
+
+    new_BT, mask_BT = batch.get("new_logprobs"), batch.arrays["mask"]
+    if new_BT is None or not (np.abs(np.where(mask_BT, new_BT - plain_BT, 0.0)) > SAME_SCORE).any():
+        return {}
+    tokens_BT, prompts_BP, prompt_mask_BP = batch.need("tokens", "prompt_tokens", "prompt_mask")
+    rows = []
+    for row in np.flatnonzero(lengths_B)[:_ROWS_ASKED].tolist():
+        scores_T = torch.tensor(np.where(mask_BT[row], new_BT[row], np.nan)[: lengths_B[row]])
+        prompt, tokens = prompts_BP[row][prompt_mask_BP[row]].tolist(), tokens_BT[row, : lengths_B[row]].tolist()
+        rows.append((prompt, tokens, scores_T))
+    found = temperature_behind(model, rows, float(batch.setting("temperature")))
+    return {} if found is None else {"new_temperature": found}
 
 
 def _lengths(batch: Batch) -> Array:

@@ -20,6 +20,9 @@ from assay.calibration import Tally
 
 AT_A_TIME = 128  # tokens whose logits are copied to float32 together
 ROWS = 16  # of one length, in one pass
+HEATS = 20  # temperatures per 1 that are tried first
+FEWEST = 8  # log-probs that one temperature does not give by chance
+SAME_SCORE = 1e-3  # between two ways to compute a log-prob in float32
 
 Support = Sequence[Sequence[int]]  # of each completion token, those it was sampled among
 
@@ -85,6 +88,36 @@ def plain_logprobs_of_rows(
                         prompt, tokens = rows[number][: prompts[number]], rows[number][prompts[number] :]
                         _count(tally, logits_TV[-len(tokens) :], tokens, temperature, [True] * len(tokens), prompt)
     return [found[number] for number in range(len(rows))]
+
+
+def temperature_behind(
+    model: nn.Module, rows: Sequence[tuple[Sequence[int], Sequence[int], Tensor]], stated: float
+) -> float | None:
+    """The one temperature at which the model's log-probs of these completions are the given ones; rows are (prompt,
+    completion, log-probs with NaN where they are not known). None where there is none, or it is the stated one."""
+    kept = []
+    with _eval_mode(model):
+        for prompt_tokens, tokens, scores_T in rows:
+            if tokens and prompt_tokens:
+                (logits_TV,) = plain_logits(model, [[*prompt_tokens, *tokens]], len(tokens))
+                known_T = scores_T.isfinite().cpu()
+                chosen_T = torch.tensor([int(token) for token in tokens])[known_T]
+                kept.append((logits_TV.float().cpu()[known_T], chosen_T, scores_T.cpu().float()[known_T]))
+    if sum(len(chosen_T) for _, chosen_T, _ in kept) < FEWEST:
+        return None
+    logits_NV, chosen_N, scores_N = (torch.cat(parts) for parts in zip(*kept, strict=True))
+
+    def largest(temperature: float) -> float:
+        logprobs_NV = torch.log_softmax(logits_NV / temperature, dim=1)
+        return float((logprobs_NV.gather(1, chosen_N[:, None])[:, 0] - scores_N).abs().max())
+
+    low, high = min((largest(t / HEATS), t / HEATS) for t in range(HEATS // 10, 5 * HEATS))[1] - 1 / HEATS, 0.0
+    low, high = max(low, 0.5 / HEATS), low + 2 / HEATS
+    for _ in range(40):  # the largest difference has one minimum
+        third = (high - low) / 3
+        low, high = (low, high - third) if largest(low + third) < largest(high - third) else (low + third, high)
+    found = (low + high) / 2
+    return found if largest(found) < SAME_SCORE and abs(found - stated) > 0.01 * stated else None
 
 
 def plain_logits(model: nn.Module, rows: Sequence[Sequence[int]], last: int) -> Tensor:

@@ -126,6 +126,7 @@ NUMBERS: dict[str, str] = {
     "prompts_left_open": "Chat prompts that do not end with the words after which the assistant speaks.",
     "moved_between": "How far the weights moved between the last update and this one, as a share of the last update.",
     "reference_drift": "Largest change of the reference's log-probs of one row since the first look at it.",
+    "new_temperature": "The temperature at which the model gives `new_logprobs`, where that is not the stated one.",
     "dropout_modules": "Dropout modules that were active in the scoring pass.",
 }
 

@@ -71,7 +71,8 @@ class Calibration:
             for count in range(1, int((absent_I[order] > 0).sum()) + 1):
                 ids = order[:count].tolist()
                 expected = float(expected_QI[before_QI][:, ids].sum())
-                tried = count * math.log(counts_QI.shape[1]) + math.log(len(used))
+                is_end = count == 1 and self._is_end(ids[0])  # the first suspect: half of the chance is for it
+                tried = math.log(2 * len(used)) + (0 if is_end else count * math.log(counts_QI.shape[1]))
                 where = "" if last == used[-1] else f" among the first {_places(last)} tokens of an answer"
                 words = f"{self._ids(ids)} never drawn{where}, where {expected:.1f} are expected: the sampler bans "
                 words += "it there" if count == 1 else "them there"
@@ -90,7 +91,7 @@ class Calibration:
             off_I = count_I - expected_I
             nats_I = off_I**2 / (2 * (variance_I + np.abs(off_I) / 3) + 1e-12)  # the bound of Bernstein
             worst = int(np.argmax(nats_I))
-            tried = math.log(2 * counts_QI.shape[1] * len(parts))
+            tried = math.log(4 * len(parts)) + (0 if self._is_end(worst) else math.log(counts_QI.shape[1]))
             often = "too often" if off_I[worst] > 0 else "too rarely"
             words = (
                 f"{self._ids([worst])} drawn {often}{where}: {count_I[worst]:.0f} times, where {expected_I[worst]:.1f} "

@@ -37,6 +37,7 @@ from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves, of_batch
 from assay.doctor.facts.calibration import calibration_of
+from assay.doctor.facts.ends import ends_at_the_limit, is_of_all_rows, pool_ends
 from assay.doctor.facts.logprobs import completion_places
 from assay.record.batch import Array
 from assay.verdict import (
@@ -97,7 +98,7 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
             by_step.setdefault(batch.step, sampled_draws(batch))
         except Missing as missing:
             reasons.append(missing)
-    if (verdict := _by_calibration(batches)) is not None:
+    if (verdict := _by_calibration(batches) or _by_ends(batches)) is not None:
         return verdict
     known = [draws for draws in by_step.values() if draws.is_variance_known]
     if not known:
@@ -126,6 +127,21 @@ def _by_calibration(batches: Sequence[Batch]) -> Verdict | None:
         Fact("log-likelihood of it over that of the scored distribution, in nats", best.evidence, NATS),
         Fact("tokens", calibration.tokens),
         confidence=Confidence.PROVEN if is_sure else Confidence.LIKELY,
+    )
+
+
+def _by_ends(batches: Sequence[Batch]) -> Verdict | None:
+    """A finding where fewer answers are cut off by the limit than the ends of the others say."""
+    by_step = {batch.step: batch for batch in reversed(batches) if is_of_all_rows(batch)}
+    last = [ends for batch in by_step.values() if (ends := ends_at_the_limit(batch)) is not None]
+    if not last or (evidence := (ends := pool_ends(last)).evidence) < NATS:
+        return None
+    return finding(
+        f"answers that reach the token limit end there too often: {ends.cut_off} of {ends.rows} are cut off, where "
+        f"{ends.expected:.1f} are expected: answers that do not end are drawn again or left out (rejection sampling), "
+        "or an end is added",
+        Fact("evidence against chance, in nats", evidence, NATS),
+        confidence=Confidence.LIKELY,
     )
 
 
@@ -158,6 +174,12 @@ def check_curves(curves: Curves) -> Verdict:
     if curves.settings.get("mask_truncated") or curves.settings.get("zero_variance", "keep") != "keep":
         return not_applicable("rows are left out of the loss by what was sampled, so that the rest are not mere draws")
     mean_N, error_N = curves.need("surprise_mean", "surprise_error")
+    if curves.has("tokens_generated") and curves.has("tokens_in_loss"):
+        left_out_N = curves.column("tokens_generated") - curves.column("tokens_in_loss")
+        if np.nansum(left_out_N) > 0:
+            return not_applicable(
+                f"{np.nansum(left_out_N):.0f} sampled tokens are not in the loss, so that the rest are not mere draws"
+            )
     if curves.has("correction_ess") and curves.settings.get("correction", "off") != "off":
         return not_applicable("importance weights correct for what sampled")
     known_N = np.isfinite(mean_N) & np.isfinite(error_N) & (error_N > 0)
@@ -253,7 +275,8 @@ def _kind_of(deviations: float) -> tuple[str, str]:
     if deviations > 0:
         return (
             "likelier",
-            "the sampler's distribution is sharper: a lower temperature, top-p, top-k, or greedy decoding",
+            "the sampler's distribution is sharper (a lower temperature, top-p, top-k, greedy decoding), or answers "
+            "are chosen after they were drawn (those that do not end are drawn again, the best are kept)",
         )
     return "rarer", "the sampler has other weights, another prompt, a higher temperature or a penalty"
 
