@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from assay.calibration import Tally
+from assay.calibration import ID_CLASSES, KEPT, LOWEST, MANY, Distributions, Tally
 
 AT_A_TIME = 128  # tokens whose logits are copied to float32 together
 ROWS = 16  # of one length, in one pass
@@ -162,14 +162,35 @@ def _count(
     prompt_tokens: Sequence[int],
     support: Support | None = None,
 ) -> None:
-    before = list(prompt_tokens)
     for first in range(0, len(tokens), AT_A_TIME):
         part = slice(first, first + AT_A_TIME)
+        if not tally.has_room(len(tokens[part]), logits_TV.shape[1]):
+            return
         scaled_tV = logits_TV[part].float() / temperature
         if support is not None:
             scaled_tV = scaled_tV.masked_fill(_outside(scaled_tV, support[part]), -torch.inf)
-        logprobs_tV = torch.log_softmax(scaled_tV, dim=1).cpu().numpy()
-        tally.add(logprobs_tV, tokens[part], before, sampled[part], first, answer=tokens[:first])
+        row = _distributions(torch.log_softmax(scaled_tV, dim=1), tokens[part])
+        tally.add(row, prompt_tokens, sampled[part], first, answer=tokens[:first])
+
+
+def _distributions(logprobs_tV: Tensor, tokens: Sequence[int]) -> Distributions:
+    vocabulary = logprobs_tV.shape[1]
+    if vocabulary <= MANY:
+        return Distributions.of(logprobs_tV.cpu().numpy(), tokens)
+    logprobs_tV = logprobs_tV.clamp(min=LOWEST)
+    chosen_t = torch.tensor([int(token) for token in tokens], device=logprobs_tV.device)
+    sorted_tK = logprobs_tV.topk(KEPT, dim=1).values
+    p_tV = nn.functional.pad(logprobs_tV.exp(), (0, -vocabulary % ID_CLASSES))
+    parts = (
+        chosen_t,
+        logprobs_tV.gather(1, chosen_t[:, None])[:, 0],
+        sorted_tK,
+        (1 - sorted_tK.exp().sum(dim=1)).clamp(min=0.0),
+        p_tV.view(len(tokens), -1, ID_CLASSES).sum(dim=1),
+    )
+    ids_t, *others = (part.cpu().numpy() for part in parts)
+    chosen, kept, tail, classes = (part.astype(float) for part in others)
+    return Distributions(ids_t, chosen, kept, tail, classes, vocabulary, None)
 
 
 def _outside(scaled_tV: Tensor, support: Support) -> Tensor:

@@ -275,7 +275,7 @@ def _kind_of(deviations: float) -> tuple[str, str]:
     if deviations > 0:
         return (
             "likelier",
-            "the sampler's distribution is sharper (a lower temperature, top-p, top-k, greedy decoding), or answers "
+            "the sampler's distribution is sharper (a lower temperature, top-p, top-k, min-p, greedy), or answers "
             "are chosen after they were drawn (those that do not end are drawn again, the best are kept)",
         )
     return "rarer", "the sampler has other weights, another prompt, a higher temperature or a penalty"

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.calibration import Tally
+from assay.calibration import Distributions, Tally
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import RESHAPES, Value
 from assay.programs.run.kinds import DRAWS, RunKinds
@@ -271,7 +271,7 @@ def _counted(plain_NA: Array, actions_N: Array, counted_N: Array, shape: tuple[i
     tally, width = Tally(), shape[1]
     for first in range(0, len(actions_N), width):
         part = slice(first, first + width)
-        tally.add(plain_NA[part], actions_N[part], counted=counted_N[part])
+        tally.add(Distributions.of(plain_NA[part], actions_N[part]), counted=counted_N[part])
     return tally.fields()
 
 
