@@ -18,7 +18,8 @@ from assay.calibration import GAINS, ID_CLASSES, SINGLE_PLACES, TABLES, VARIANTS
 from assay.record.batch import Array, Batch
 
 MOST_BANNED = 12  # ids that are looked for together
-GROWTH = 1.3  # of how much too often the end is drawn, late over early, that a selection by length leaves
+GROWTH = 1.5  # of how much too often the end is drawn, at last over before, that a selection by length leaves
+FEW = 8  # ends that are expected at the last places, whose odds are compared
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,10 @@ class Calibration:
                 f"{self._ids([worst])} drawn {often}{where}: {count_I[worst]:.0f} times, where {expected_I[worst]:.1f} "
                 "are expected"
             )
-            if off_I[worst] > 0 and self._is_end(worst) and self._grows(worst, used):
-                words += (
-                    "; the excess grows towards the limit of an answer: answers that do not end are drawn again or "
-                    "left out (rejection sampling), and those that end are kept"
-                )
+            if off_I[worst] > 0 and self._is_end(worst):
+                rejected = "answers that do not end are drawn again or left out (rejection sampling)"
+                grows = self._grows(worst, used)
+                words += f", most towards the limit: {rejected}" if grows else f": it is favoured, or {rejected}"
             found.append(Explanation(float(nats_I[worst]) - tried, words))
         return found
 
@@ -109,10 +109,9 @@ class Calibration:
         """Whether the end comes the more too often, by its odds, the later: as where rows are chosen for it."""
         counts_QI, expected_QI, *_ = self.tables
         all_Q = counts_QI.sum(axis=1)
-        places = [q for q in used if expected_QI[q, end] > 0]
-        halves = [places[: len(places) // 2], places[len(places) // 2 :]]
+        last = next((at for at in range(len(used) - 1, 0, -1) if expected_QI[used[at:], end].sum() >= FEW), 0)
         factors = []
-        for part in halves:
+        for part in (used[:last], used[last:]):
             drawn, expected, total = (
                 float(values[part].sum()) for values in (counts_QI[:, end], expected_QI[:, end], all_Q)
             )
