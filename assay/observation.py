@@ -23,6 +23,7 @@ from assay.record.batch_file import write_batch
 if TYPE_CHECKING:
     from torch import nn
 
+_ROWS_ASKED = 8  # whose temperature is looked for
 _LONG_PROMPT = 4  # tokens that all completions of a batch do not repeat by chance
 
 
@@ -59,6 +60,7 @@ def _doctor() -> LiveDoctor:
 def _with_plain_logprobs(batch: Batch, model: nn.Module) -> Batch:
     import numpy as np
 
+    from assay.calibration import Tally
     from assay.policy.plain import plain_logprobs
     from assay.record.batch import PLAIN_FIELDS
 
@@ -67,26 +69,64 @@ def _with_plain_logprobs(batch: Batch, model: nn.Module) -> Batch:
     absent += [name for name in ("temperature",) if name not in batch.settings]
     if absent:
         raise BatchError(f"model= computes log-probs again, which needs {', '.join(absent)} too")
-    tokens_BT, mask_BT, prompts_BP, prompt_mask_BP = batch.need(*needed)
+    tokens_BT, _, prompts_BP, prompt_mask_BP = batch.need(*needed)
     temperature = float(batch.setting("temperature"))
     lengths_B = batch.get("lengths")
-    if lengths_B is None:  # up to the last trained token
-        lengths_B = np.where(mask_BT.any(axis=1), mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
+    if lengths_B is None:
+        lengths_B = _lengths(batch)
     _refuse_whole_rows(batch, lengths_B)
-    plain = {name: np.zeros(tokens_BT.shape) for name in PLAIN_FIELDS}
+    forced_BT = batch.get("forced")
+    plain, tally = {name: np.zeros(tokens_BT.shape) for name in PLAIN_FIELDS}, Tally()
     for row, length in enumerate(lengths_B):
         prompt, tokens = prompts_BP[row][prompt_mask_BP[row]].tolist(), tokens_BT[row, :length].tolist()
         if tokens:
             _refuse_unknown_ids(row, [*prompt, *tokens], model)
+            forced = [] if forced_BT is None else forced_BT[row, :length].tolist()
             try:
-                answers = plain_logprobs(model, prompt, tokens, temperature=temperature)
+                answers = plain_logprobs(model, prompt, tokens, temperature=temperature, tally=tally, forced=forced)
             except IndexError as error:
                 raise BatchError(_outside(row, max(*prompt, *tokens))) from error
             for name, values_T in zip(PLAIN_FIELDS, answers, strict=True):
                 plain[name][row, :length] = values_T
+    found = _temperature_behind(batch, model, plain["plain_logprobs"], lengths_B)
     if batch.settings.get("support_kept"):  # the trainer's are over a part of the vocabulary, not known here
         plain = {"plain_raw_logprobs": plain["plain_raw_logprobs"]}
-    return Batch({**batch.arrays, **plain}, batch.numbers, batch.settings, batch.texts, batch.source)
+    elif (lengths_B > 0).all():  # rows that are left out whole may be left out for what they are
+        plain |= tally.fields()
+    return Batch({**batch.arrays, **plain}, {**batch.numbers, **found}, batch.settings, batch.texts, batch.source)
+
+
+def _temperature_behind(batch: Batch, model: nn.Module, plain_BT: Array, lengths_B: Array) -> dict[str, float]:
+    """Of new_logprobs, where they are not those of the stated temperature."""
+    import numpy as np
+    import torch
+
+    from assay.policy.plain import SAME_SCORE, temperature_behind
+
+    new_BT, mask_BT = batch.get("new_logprobs"), batch.arrays["mask"]
+    if new_BT is None or not (np.abs(np.where(mask_BT, new_BT - plain_BT, 0.0)) > SAME_SCORE).any():
+        return {}
+    tokens_BT, prompts_BP, prompt_mask_BP = batch.need("tokens", "prompt_tokens", "prompt_mask")
+    rows = []
+    for row in np.flatnonzero(lengths_B)[:_ROWS_ASKED].tolist():
+        scores_T = torch.tensor(np.where(mask_BT[row], new_BT[row], np.nan)[: lengths_B[row]])
+        prompt, tokens = prompts_BP[row][prompt_mask_BP[row]].tolist(), tokens_BT[row, : lengths_B[row]].tolist()
+        rows.append((prompt, tokens, scores_T))
+    found = temperature_behind(model, rows, float(batch.setting("temperature")))
+    return {} if found is None else {"new_temperature": found}
+
+
+def _lengths(batch: Batch) -> Array:
+    """Up to the last trained token, and the end that follows it."""
+    import numpy as np
+
+    tokens_BT, mask_BT = batch.need("tokens", "mask")
+    lengths_B = np.where(mask_BT.any(axis=1), mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
+    padded_BT = np.pad(tokens_BT, ((0, 0), (0, 1)), constant_values=-1)
+    next_B = np.take_along_axis(padded_BT, lengths_B[:, None], axis=1)[:, 0]
+    last_B = np.take_along_axis(padded_BT, np.maximum(lengths_B - 1, 0)[:, None], axis=1)[:, 0]
+    ends = list(batch.settings.get("eos_ids", ()))
+    return np.asarray(lengths_B + ((lengths_B > 0) & np.isin(next_B, ends) & ~np.isin(last_B, ends)))
 
 
 def _refuse_unknown_ids(row: int, ids: Sequence[int], model: nn.Module) -> None:

@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "verdict": set(),
     "grpo": set(),
     "sampling": set(),
+    "calibration": set(),
     "machine": set(),
     "config": set(),
     "record": set(),
@@ -55,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "proof": {"train", "doctor", "record", "policy", "tasks", "rewards", "engine", "programs", "watch"},
 }
 PACKAGE_LINES = 75_200
-COMMON = {"types", "config", "grpo", "sampling", "verdict", "machine"}
+COMMON = {"types", "config", "grpo", "sampling", "calibration", "verdict", "machine"}
 # what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is; in guard.py the
 # boundary between our faults and a script that is watched; a chat template is a program too
 BOUNDARIES = {

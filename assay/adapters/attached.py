@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from assay.calibration import Tally
 from assay.doctor.diagnosis import Diagnosis, Word
 from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.live import LiveDoctor, is_dying
@@ -43,7 +44,7 @@ from assay.examine.inputs import PassInputs
 from assay.examine.part import Part, join, join_inputs, sampled_fields, stack
 from assay.examine.weights import Weights
 from assay.machine import durable
-from assay.policy.plain import plain_logprobs
+from assay.policy.plain import SAME_SCORE, plain_logprobs, temperature_behind
 from assay.record import (
     EVALUATIONS_FILE,
     EVENTS_FILE,
@@ -53,10 +54,11 @@ from assay.record import (
     TIMINGS_FILE,
     RunDirectory,
 )
-from assay.record.batch import PLAIN_FIELDS, Batch
+from assay.record.batch import PLAIN_FIELDS, Array, Batch
 from assay.record.batch_file import write_batch
 from assay.record.directory import json_bytes
 
+ROWS_ASKED = 4  # whose temperature is looked for
 CLOSELY = 5  # first updates that are all looked at
 SHARE = 0.02  # of the run's time that later looks may take
 KEPT = 8  # newest batches that a report may quote
@@ -113,6 +115,7 @@ class Look:
     parts: list[Part] = field(default_factory=list)
     inputs: list[PassInputs] = field(default_factory=list)  # of the forward pass of each part
     logprobs: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # computed again, by row
+    tally: dict[str, Array] = field(default_factory=dict)  # what the sampled tokens say about the policy
     numbers: dict[str, Any] = field(default_factory=dict)  # of the update
     weights: Weights | None = None
 
@@ -130,7 +133,16 @@ class Look:
     ) -> None:
         """Before the optimizer moves the weights. `kept` is of the whole run."""
         rows, prompts, sampled = self.rows[:MOST_ROWS], self.rollouts.prompts, self.rollouts.sampled
-        plain = {row: plain_logprobs(model, prompts[row], sampled[row], temperature=temperature) for row in rows}
+        forced, tally = self.rollouts.forced or [[] for _ in prompts], Tally()
+        plain = {
+            row: plain_logprobs(
+                model, prompts[row], sampled[row], temperature=temperature, tally=tally, forced=forced[row]
+            )
+            for row in rows
+        }
+        self.tally = tally.fields()
+        if heat := self._temperature_behind(model, temperature, {row: own.scaled_T for row, own in plain.items()}):
+            self.numbers["new_temperature"] = heat
         for number, name in enumerate(PLAIN_FIELDS):
             self.logprobs[name] = {row: own[number] for row, own in plain.items()}
         with reference as frozen:
@@ -146,12 +158,26 @@ class Look:
                 )
                 self.numbers |= {} if drift is None else {"reference_drift": drift}
 
+    def _temperature_behind(self, model: nn.Module, temperature: float, plain: Mapping[int, Tensor]) -> float | None:
+        """Of the log-probs in the loss, where those of the sampling temperature are others."""
+        asked = []
+        for part in self.parts:
+            for number, row in enumerate(part.rows):
+                tokens = self.rollouts.sampled[row]
+                if row in plain and len(tokens) <= part.tensors["tokens"].shape[1] and len(asked) < ROWS_ASKED:
+                    new_T, mask_T = (part.tensors[name][number, : len(tokens)] for name in ("new_logprobs", "mask"))
+                    scores_T = new_T.detach().cpu().float().masked_fill(~mask_T.cpu().bool(), torch.nan)
+                    asked.append((row, self.rollouts.prompts[row], tokens, scores_T))
+        if all(bool((plain[row] - scores_T).abs().nan_to_num().max() <= SAME_SCORE) for row, *_, scores_T in asked):
+            return None
+        return temperature_behind(model, [part[1:] for part in asked], temperature)
+
     def fields(self, pad: int) -> dict[str, Any]:
         """Of a Batch; the adapter adds settings, rewards and what else it knows."""
         rows = self.rows
         widths = [part.tensors["tokens"].shape[1] for part in self.parts]
         width = max(*widths, *(len(self.rollouts.sampled[row]) for row in rows))
-        fields = {**self.rollouts.fields(rows, width, pad), **join(self.parts, rows, width, pad)}
+        fields = {**self.rollouts.fields(rows, width, pad), **join(self.parts, rows, width, pad), **self.tally}
         for name, by_row in self.logprobs.items():
             fields[name] = stack([by_row.get(row) for row in rows], width)
         if self.inputs:

@@ -172,8 +172,8 @@ def _word(illness: Illness, evidence: Evidence) -> Word:
     looks: tuple[tuple[Callable[[Any], Verdict | Iterable[Verdict]] | None, list[tuple[Any, str]]], ...] = (
         (illness.run, [(evidence.run, "")]),
         (illness.source, [(program, program.path) for program in evidence.programs]),
-        (illness.curves, [(evidence.curves, "")]),
         (illness.batches, [(evidence.history or None, f"{len(evidence.history)} batches")]),
+        (illness.curves, [(evidence.curves, "")]),
         (illness.batch, [(batch, batch.source) for batch in reversed(evidence.batches)]),
         (illness.reward, [(evidence.reward, evidence.reward.name if evidence.reward else "")]),
     )

@@ -49,7 +49,8 @@ MOST_FACTS = 4  # shown of a finding
 MOST_KEPT = 16  # batches that are kept for checks of several
 KEPT_FIELDS = (
     "tokens mask lengths finished forced prompt_tokens prompt_mask rewards group_ids sampler_versions sampler_logprobs "
-    "old_logprobs ref_logprobs plain_logprobs plain_entropy plain_variance plain_ref_logprobs"
+    "old_logprobs ref_logprobs plain_logprobs plain_entropy plain_variance plain_ref_logprobs drawn_counts "
+    "drawn_expected drawn_variance drawn_absent variant_gains variant_impossible"
 ).split()
 
 

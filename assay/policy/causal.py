@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from assay.calibration import Tally
 from assay.grpo import restricted, token_entropy, token_logprobs
 from assay.llama.family import Family, join_family
 from assay.llama.forward import hidden_states
@@ -162,10 +163,15 @@ class CausalPolicy:
         return logprobs_BT, entropy_BT
 
     def plain_logprobs(
-        self, prompt_tokens: Sequence[int], tokens: Sequence[int], support: Support | None = None
+        self,
+        prompt_tokens: Sequence[int],
+        tokens: Sequence[int],
+        support: Support | None = None,
+        tally: Tally | None = None,
     ) -> Plain:
+        how: dict[str, Any] = {"temperature": self.temperature, "support": support, "tally": tally}
         with self._adapter_off():
-            return plain_logprobs(self.model, prompt_tokens, tokens, temperature=self.temperature, support=support)
+            return plain_logprobs(self.model, prompt_tokens, tokens, **how)
 
     def frozen_copy(self, *, keep_adapter: bool = False) -> CausalPolicy:
         if self.adapter is not None and not keep_adapter:

@@ -16,8 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from assay.calibration import ID_CLASSES, KEPT, LOWEST, MANY, Distributions, Tally
+
 AT_A_TIME = 128  # tokens whose logits are copied to float32 together
 ROWS = 16  # of one length, in one pass
+HEATS = 20  # temperatures per 1 that are tried first
+FEWEST = 8  # log-probs that one temperature does not give by chance
+SAME_SCORE = 1e-3  # between two ways to compute a log-prob in float32
 
 Support = Sequence[Sequence[int]]  # of each completion token, those it was sampled among
 
@@ -41,19 +46,32 @@ def plain_logprobs(
     *,
     temperature: float,
     support: Support | None = None,
+    tally: Tally | None = None,
+    forced: Sequence[bool] = (),
 ) -> Plain:
-    """Of the completion `tokens`, by one forward pass. Modes and random states are left as they were."""
+    """Of the completion `tokens`, by one forward pass. Modes and random states are left as they were. `tally` counts
+    the tokens that are not `forced`."""
     if not tokens:
         return EMPTY
     if not prompt_tokens:
         raise ValueError("the prompt holds no token, so nothing predicts the first completion token; give its ids")
     with _eval_mode(model):
         (logits_TV,) = plain_logits(model, [[*prompt_tokens, *tokens]], len(tokens))
+        if tally is not None:
+            sampled = [not (place < len(forced) and forced[place]) for place in range(len(tokens))]
+            _count(tally, logits_TV, tokens, temperature, sampled, prompt_tokens, support)
         return _plain(logits_TV, tokens, temperature, support)
 
 
-def plain_logprobs_of_rows(model: nn.Module, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain]:
-    """Of each row's tokens but the first, given those before; rows of one length share a pass."""
+def plain_logprobs_of_rows(
+    model: nn.Module,
+    rows: Sequence[Sequence[int]],
+    temperature: float,
+    tally: Tally | None = None,
+    prompts: Sequence[int] = (),
+) -> list[Plain]:
+    """Of each row's tokens but the first, given those before; rows of one length share a pass. `tally` counts those
+    behind the prompt: `prompts` are their lengths."""
     found: dict[int, Plain] = {}
     for length in {len(row): None for row in rows}:
         numbers = [number for number, row in enumerate(rows) if len(row) == length]
@@ -66,7 +84,40 @@ def plain_logprobs_of_rows(model: nn.Module, rows: Sequence[Sequence[int]], temp
                 logits_NTV = plain_logits(model, [rows[number] for number in part], length - 1)
                 for number, logits_TV in zip(part, logits_NTV, strict=True):
                     found[number] = _plain(logits_TV, rows[number][1:], temperature)
+                    if tally is not None and 1 <= prompts[number] < length:
+                        prompt, tokens = rows[number][: prompts[number]], rows[number][prompts[number] :]
+                        _count(tally, logits_TV[-len(tokens) :], tokens, temperature, [True] * len(tokens), prompt)
     return [found[number] for number in range(len(rows))]
+
+
+def temperature_behind(
+    model: nn.Module, rows: Sequence[tuple[Sequence[int], Sequence[int], Tensor]], stated: float
+) -> float | None:
+    """The one temperature at which the model's log-probs of these completions are the given ones; rows are (prompt,
+    completion, log-probs with NaN where they are not known). None where there is none, or it is the stated one."""
+    kept = []
+    with _eval_mode(model):
+        for prompt_tokens, tokens, scores_T in rows:
+            if tokens and prompt_tokens:
+                (logits_TV,) = plain_logits(model, [[*prompt_tokens, *tokens]], len(tokens))
+                known_T = scores_T.isfinite().cpu()
+                chosen_T = torch.tensor([int(token) for token in tokens])[known_T]
+                kept.append((logits_TV.float().cpu()[known_T], chosen_T, scores_T.cpu().float()[known_T]))
+    if sum(len(chosen_T) for _, chosen_T, _ in kept) < FEWEST:
+        return None
+    logits_NV, chosen_N, scores_N = (torch.cat(parts) for parts in zip(*kept, strict=True))
+
+    def largest(temperature: float) -> float:
+        logprobs_NV = torch.log_softmax(logits_NV / temperature, dim=1)
+        return float((logprobs_NV.gather(1, chosen_N[:, None])[:, 0] - scores_N).abs().max())
+
+    low, high = min((largest(t / HEATS), t / HEATS) for t in range(HEATS // 10, 5 * HEATS))[1] - 1 / HEATS, 0.0
+    low, high = max(low, 0.5 / HEATS), low + 2 / HEATS
+    for _ in range(40):  # the largest difference has one minimum
+        third = (high - low) / 3
+        low, high = (low, high - third) if largest(low + third) < largest(high - third) else (low + third, high)
+    found = (low + high) / 2
+    return found if largest(found) < SAME_SCORE and abs(found - stated) > 0.01 * stated else None
 
 
 def plain_logits(model: nn.Module, rows: Sequence[Sequence[int]], last: int) -> Tensor:
@@ -102,6 +153,53 @@ def _plain(logits_TV: Tensor, tokens: Sequence[int], temperature: float, support
     return Plain(scaled_T, raw_T, entropy_T, variance_T)
 
 
+def _count(
+    tally: Tally,
+    logits_TV: Tensor,
+    tokens: Sequence[int],
+    temperature: float,
+    sampled: Sequence[bool],
+    prompt_tokens: Sequence[int],
+    support: Support | None = None,
+) -> None:
+    for first in range(0, len(tokens), AT_A_TIME):
+        part = slice(first, first + AT_A_TIME)
+        if not tally.has_room(len(tokens[part]), logits_TV.shape[1]):
+            return
+        scaled_tV = logits_TV[part].float() / temperature
+        if support is not None:
+            scaled_tV = scaled_tV.masked_fill(_outside(scaled_tV, support[part]), -torch.inf)
+        row = _distributions(torch.log_softmax(scaled_tV, dim=1), tokens[part])
+        tally.add(row, prompt_tokens, sampled[part], first, answer=tokens[:first])
+
+
+def _distributions(logprobs_tV: Tensor, tokens: Sequence[int]) -> Distributions:
+    vocabulary = logprobs_tV.shape[1]
+    if vocabulary <= MANY:
+        return Distributions.of(logprobs_tV.cpu().numpy(), tokens)
+    logprobs_tV = logprobs_tV.clamp(min=LOWEST)
+    chosen_t = torch.tensor([int(token) for token in tokens], device=logprobs_tV.device)
+    sorted_tK = logprobs_tV.topk(KEPT, dim=1).values
+    p_tV = nn.functional.pad(logprobs_tV.exp(), (0, -vocabulary % ID_CLASSES))
+    parts = (
+        chosen_t,
+        logprobs_tV.gather(1, chosen_t[:, None])[:, 0],
+        sorted_tK,
+        (1 - sorted_tK.exp().sum(dim=1)).clamp(min=0.0),
+        p_tV.view(len(tokens), -1, ID_CLASSES).sum(dim=1),
+    )
+    ids_t, *others = (part.cpu().numpy() for part in parts)
+    chosen, kept, tail, classes = (part.astype(float) for part in others)
+    return Distributions(ids_t, chosen, kept, tail, classes, vocabulary, None)
+
+
+def _outside(scaled_tV: Tensor, support: Support) -> Tensor:
+    outside_tV = torch.ones_like(scaled_tV, dtype=torch.bool)
+    for row, ids in enumerate(support):
+        outside_tV[row, list(ids)] = False
+    return outside_tV
+
+
 def _scores(
     logits_TV: Tensor, tokens: Sequence[int], temperature: float, support: Support | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,9 +209,7 @@ def _scores(
         places = range(first, min(first + AT_A_TIME, len(tokens)))
         scaled_tV = logits_TV[first : first + AT_A_TIME].float() / temperature
         if support is not None:
-            outside_tV = torch.ones_like(scaled_tV, dtype=torch.bool)
-            for row, place in enumerate(places):
-                outside_tV[row, list(support[place])] = False
+            outside_tV = _outside(scaled_tV, [support[place] for place in places])
             scaled_tV = scaled_tV.masked_fill(outside_tV, -torch.inf)  # a token outside of its support: log 0
         chosen_t = torch.tensor([int(tokens[place]) for place in places], device=scaled_tV.device)
         rows_t = torch.arange(len(places), device=scaled_tV.device)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from assay.calibration import Tally
 from assay.policy.codec import Codec
 from assay.policy.plain import Plain, Support
 from assay.types import ModelInputs, Problem, Prompt, Sample
@@ -100,7 +101,11 @@ class Policy(Protocol):
         Without `entropy_gradient` the entropy keeps no graph."""
 
     def plain_logprobs(
-        self, prompt_tokens: Sequence[int], tokens: Sequence[int], support: Support | None = None
+        self,
+        prompt_tokens: Sequence[int],
+        tokens: Sequence[int],
+        support: Support | None = None,
+        tally: Tally | None = None,
     ) -> Plain:
         """The oracle that checks `logprobs`: the log-probs of one completion by the simplest pass through the model."""
 

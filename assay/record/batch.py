@@ -78,6 +78,12 @@ FIELDS: dict[str, Field] = {
     "plain_raw_logprobs": Field(("BT",), "float", "The same at temperature 1."),
     "plain_entropy": Field(("BT",), "float", "Entropy of the distribution that `plain_logprobs` come from, in nats."),
     "plain_variance": Field(("BT",), "float", "Variance of a draw's log-prob under that distribution."),
+    "drawn_counts": Field(("QI",), "float", "How often each id was drawn, by place: rows are classes of places."),
+    "drawn_expected": Field(("QI",), "float", "How often it should have been: the sum of its plain probabilities p."),
+    "drawn_variance": Field(("QI",), "float", "The sum of p (1 - p)."),
+    "drawn_absent": Field(("QI",), "float", "The sum of -log(1 - p): how improbable it is that it was never drawn."),
+    "variant_gains": Field(("M",), "float", "Sum of log q - log p of the sampled tokens, of each known other sampler."),
+    "variant_impossible": Field(("M",), "float", "Sampled tokens that this sampler cannot draw."),
     "plain_logprobs_after": Field(("BT",), "float", "`plain_logprobs` of the same tokens, right after the update."),
     "plain_ref_logprobs": Field(("BT",), "float", "Plain log-probs of the reference."),
     "scored_again": Field(("BT",), "float", "The trainer's own scoring repeated on the same weights and inputs."),
@@ -120,6 +126,7 @@ NUMBERS: dict[str, str] = {
     "prompts_left_open": "Chat prompts that do not end with the words after which the assistant speaks.",
     "moved_between": "How far the weights moved between the last update and this one, as a share of the last update.",
     "reference_drift": "Largest change of the reference's log-probs of one row since the first look at it.",
+    "new_temperature": "The temperature at which the model gives `new_logprobs`, where that is not the stated one.",
     "dropout_modules": "Dropout modules that were active in the scoring pass.",
 }
 
@@ -386,7 +393,10 @@ def _check_shapes(arrays: Mapping[str, Array], texts: Mapping[str, Sequence[str]
             raise BatchError(f"{name} has {len(rows)} rows but {first} has {known}; all of them must agree")
 
 
-_LETTERS = {"B": "rows", "T": "token columns", "P": "prompt columns", "S": "input columns"}
+_LETTERS = {
+    "B": "rows", "T": "token columns", "P": "prompt columns", "S": "input columns",
+    "Q": "classes of places", "I": "classes of ids", "M": "variants",
+}  # fmt: skip
 
 
 def _nearest(name: str) -> str:

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor, nn
 
+from assay.calibration import Tally
 from assay.config import Config
 from assay.examine.again import ReferenceRow
 from assay.examine.guard import Guard, short_reason
@@ -157,7 +158,8 @@ class Examination:
         """Log-probs of the rows in ways that must not matter, [B, T] each."""
         policy, reference = self.learner.policy, self.learner.reference
         with unmoved_generators():
-            answers = dict(zip(PLAIN_FIELDS, self._plain(policy), strict=True))
+            tally = Tally()
+            answers = dict(zip(PLAIN_FIELDS, self._plain(policy, tally), strict=True)) | tally.fields()
             if reference is not None:
                 answers["plain_ref_logprobs"], *_ = self._plain(reference)
                 self._drift = self._reference_drift(reference)
@@ -173,12 +175,12 @@ class Examination:
             self._sampled[row].tokens,
         )
 
-    def _plain(self, policy: Policy) -> list[Array]:
+    def _plain(self, policy: Policy, tally: Tally | None = None) -> list[Array]:
         plain = []
         for row in self.rows:
             self.learner.check_interrupt()
             rollout = self._sampled[row]
-            plain.append(policy.plain_logprobs(self._prompts[row].tokens, rollout.tokens, rollout.support))
+            plain.append(policy.plain_logprobs(self._prompts[row].tokens, rollout.tokens, rollout.support, tally))
         return [stack(values, self._width) for values in zip(*plain, strict=True)]
 
     def _scored(self) -> Iterator[tuple[str, list[Tensor]]]:

@@ -3,6 +3,9 @@
 Sampled tokens are draws from the distribution that is trained. For a draw, log p(token) is on average minus the entropy
 of p. The check adds log p(token) + entropy over all sampled tokens: it is 0 within the noise if the sampler and the
 trainer mean the same distribution. It needs no log-probs of the sampler.
+Where the whole distribution was seen, each id is also counted at each place against its probability there, and known
+other ways to draw (a temperature, top-k, top-p, min-p, greedy, exploration, penalties, ids that are banned, answers
+that are drawn again until they end) are compared by their likelihood: the one that explains the tokens best is named.
 
 ## Why it hurts
 A sampler with older weights, another prompt, another temperature, top-p or a penalty draws from another distribution.
@@ -33,6 +36,8 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves, of_batch
+from assay.doctor.facts.calibration import calibration_of
+from assay.doctor.facts.ends import ends_at_the_limit, is_of_all_rows, pool_ends
 from assay.doctor.facts.logprobs import completion_places
 from assay.record.batch import Array
 from assay.verdict import (
@@ -53,6 +58,8 @@ TOKENS_WITHOUT_VARIANCE = 400
 UNSURE = 0.05  # nats: below it the entropies hold no randomness to look at
 BOUND = 4.5  # standard deviations, with room for rare tokens: chance leaves this less than once in 20,000 checks
 SURE = 6.0
+NATS = 12.0  # of evidence, after all that was tried: chance leaves this less than once in 100,000 checks
+SURE_NATS = 30.0
 STEPS = 5  # whose metrics are pooled
 BOUND_OF_CURVES = 6.0
 LEAST_MEAN = 0.01  # nats: below it the difference does no harm
@@ -79,7 +86,7 @@ class Draws(NamedTuple):
 
 
 def check_batch(batch: Batch) -> Verdict:
-    return _judge(sampled_draws(batch), batch.step)
+    return _by_calibration([batch]) or _judge(sampled_draws(batch), batch.step)
 
 
 def check_batches(batches: Sequence[Batch]) -> Verdict:
@@ -91,10 +98,51 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
             by_step.setdefault(batch.step, sampled_draws(batch))
         except Missing as missing:
             reasons.append(missing)
+    if (verdict := _by_calibration(batches) or _by_ends(batches)) is not None:
+        return verdict
     known = [draws for draws in by_step.values() if draws.is_variance_known]
     if not known:
         raise reasons[0] if reasons else Missing("plain_variance")
     return _by_place(known) or _judge(pool(known), None, f" of {len(known)} steps")
+
+
+def _by_calibration(batches: Sequence[Batch]) -> Verdict | None:
+    """A finding where another way to draw explains the tokens better; None where none does, or it cannot be known."""
+    fresh: dict[int | None, Batch] = {}
+    for batch in batches:
+        if why_not_fresh(batch) is None and batch.settings.get("zero_variance", "keep") == "keep":
+            fresh.setdefault(batch.step, batch)
+    ends = {int(end) for batch in fresh.values() for end in batch.settings.get("eos_ids", ())}
+    known = [batch for batch in fresh.values() if batch.get("drawn_counts") is not None]
+    calibration = calibration_of(known, ends)
+    if calibration is None or calibration.tokens < TOKENS:
+        return None
+    best = calibration.explanations()[0]
+    if best.evidence < NATS:
+        return None
+    is_sure = best.is_exact and best.evidence > SURE_NATS
+    return finding(
+        f"the sampled tokens of {len(known)} step{'s' * (len(known) > 1)} are not draws from the distribution that is "
+        f"trained: {best.words}",
+        Fact("log-likelihood of it over that of the scored distribution, in nats", best.evidence, NATS),
+        Fact("tokens", calibration.tokens),
+        confidence=Confidence.PROVEN if is_sure else Confidence.LIKELY,
+    )
+
+
+def _by_ends(batches: Sequence[Batch]) -> Verdict | None:
+    """A finding where fewer answers are cut off by the limit than the ends of the others say."""
+    by_step = {batch.step: batch for batch in reversed(batches) if is_of_all_rows(batch)}
+    last = [ends for batch in by_step.values() if (ends := ends_at_the_limit(batch)) is not None]
+    if not last or (evidence := (ends := pool_ends(last)).evidence) < NATS:
+        return None
+    return finding(
+        f"answers that reach the token limit end there too often: {ends.cut_off} of {ends.rows} are cut off, where "
+        f"{ends.expected:.1f} are expected: answers that do not end are drawn again or left out (rejection sampling), "
+        "or an end is added",
+        Fact("evidence against chance, in nats", evidence, NATS),
+        confidence=Confidence.LIKELY,
+    )
 
 
 def pool(parts: Sequence[Draws]) -> Draws:
@@ -126,6 +174,12 @@ def check_curves(curves: Curves) -> Verdict:
     if curves.settings.get("mask_truncated") or curves.settings.get("zero_variance", "keep") != "keep":
         return not_applicable("rows are left out of the loss by what was sampled, so that the rest are not mere draws")
     mean_N, error_N = curves.need("surprise_mean", "surprise_error")
+    if curves.has("tokens_generated") and curves.has("tokens_in_loss"):
+        left_out_N = curves.column("tokens_generated") - curves.column("tokens_in_loss")
+        if np.nansum(left_out_N) > 0:
+            return not_applicable(
+                f"{np.nansum(left_out_N):.0f} sampled tokens are not in the loss, so that the rest are not mere draws"
+            )
     if curves.has("correction_ess") and curves.settings.get("correction", "off") != "off":
         return not_applicable("importance weights correct for what sampled")
     known_N = np.isfinite(mean_N) & np.isfinite(error_N) & (error_N > 0)
@@ -155,11 +209,8 @@ def check_curves(curves: Curves) -> Verdict:
 
 def sampled_draws(batch: Batch) -> Draws:
     """Raises Missing where they cannot be judged, and says why."""
-    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
-    if batch.number("update") != 0:
-        raise Missing("the first update of the rollouts: the weights have moved since these tokens were sampled")
-    if versions_B is not None and version is not None and (versions_B != version).any():
-        raise Missing("tokens of the weights that are trained: the record says that earlier ones sampled these")
+    if (reason := why_not_fresh(batch)) is not None:
+        raise reason
     if batch.get("plain_entropy") is not None:
         names = ("plain_logprobs", "plain_entropy")
     elif batch.get("entropy") is not None:
@@ -177,6 +228,18 @@ def sampled_draws(batch: Batch) -> Draws:
     place_N = np.broadcast_to(place_B[:, None], inside_BT.shape)[inside_BT]
     variance_N = surprise_N**2 if variance_BT is None else variance_BT[inside_BT]
     return Draws(surprise_N, variance_N, variance_BT is not None, place_N)
+
+
+def why_not_fresh(batch: Batch) -> Missing | None:
+    """None where the tokens are of the weights that are trained, as far as the record says."""
+    versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
+    if batch.numbers.get("update") is None:
+        return Missing("update")
+    if batch.numbers["update"] != 0:
+        return Missing("the first update of the rollouts: the weights have moved since these tokens were sampled")
+    if versions_B is not None and version is not None and (versions_B != version).any():
+        return Missing("tokens of the weights that are trained: the record says that earlier ones sampled these")
+    return None
 
 
 def _places_in_groups(batch: Batch, rows: int) -> Array:
@@ -212,7 +275,8 @@ def _kind_of(deviations: float) -> tuple[str, str]:
     if deviations > 0:
         return (
             "likelier",
-            "the sampler's distribution is sharper: a lower temperature, top-p, top-k, or greedy decoding",
+            "the sampler's distribution is sharper (a lower temperature, top-p, top-k, min-p, greedy), or answers "
+            "are chosen after they were drawn (those that do not end are drawn again, the best are kept)",
         )
     return "rarer", "the sampler has other weights, another prompt, a higher temperature or a penalty"
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from assay.calibration import Tally
 from assay.examine.part import Part, join, join_inputs, sampled_fields
 from assay.programs.graph import Value
 from assay.programs.run.objective import KlTerm, objective_of, penalty_of
@@ -344,9 +345,13 @@ def _plain(
     plain: dict[str, Array] = {}
     for name, numbers in models.items():
         model = numbers.pop() if len(numbers) == 1 else None
-        answers = None if model is None else ask(model, texts, temperature or 1.0)
+        is_counted = name == "plain" and temperature is not None and fields.get("update") == 0
+        tally = Tally() if is_counted else None
+        prompts = [row.completion - row.start for row in found]
+        answers = None if model is None else ask(model, texts, temperature or 1.0, 0, tally, prompts)
         if answers is None:
             continue
+        plain |= {} if tally is None else tally.fields()
         arrays = [_in_columns(values, offsets, width) for values in zip(*answers, strict=True)]
         of_policy = dict(zip(PLAIN_FIELDS, arrays, strict=True))
         if name == "plain":

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from assay.calibration import Distributions, Tally
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import RESHAPES, Value
 from assay.programs.run.kinds import DRAWS, RunKinds
@@ -255,6 +256,7 @@ def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str,
         update.barred = _barred(drawn, places, plain_NA, counted)
     entropy_N = -(np.exp(plain_NA) * plain_NA).sum(axis=1)
     chosen = np.arange(len(actions_N)), actions_N
+    found |= _counted(plain_NA, actions_N, counted, shape)
     found |= {
         "plain_logprobs": plain_NA[chosen].reshape(shape),
         "plain_raw_logprobs": _log_softmax(logits_NA)[chosen].reshape(shape),
@@ -262,6 +264,15 @@ def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str,
         "plain_variance": ((np.exp(plain_NA) * plain_NA**2).sum(axis=1) - entropy_N**2).reshape(shape),
     }
     return found
+
+
+def _counted(plain_NA: Array, actions_N: Array, counted_N: Array, shape: tuple[int, ...]) -> dict[str, Array]:
+    """See calibration.py; a row of one action has no places."""
+    tally, width = Tally(), shape[1]
+    for first in range(0, len(actions_N), width):
+        part = slice(first, first + width)
+        tally.add(Distributions.of(plain_NA[part], actions_N[part]), counted=counted_N[part])
+    return tally.fields()
 
 
 def _barred(drawn: Drawn, places: Sequence[Array], scored_NA: Array, counted_N: Array) -> tuple[int, int, float] | None:

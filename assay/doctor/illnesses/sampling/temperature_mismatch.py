@@ -75,6 +75,13 @@ def check_batch(batch: Batch) -> Verdict:
         batch.get(logprobs_before_update(batch, of_the_start=True)) is not None
         and batch.get("sampler_logprobs") is not None
     )
+    found = batch.numbers.get("new_temperature")
+    if found is not None and temperature is not None and _same_weights(batch, "new_logprobs"):
+        return finding(
+            f"the log-probs in the loss are the model's at temperature {found:.3g}, and sampling was at "
+            f"{_in_words(temperature)}",
+            Fact("temperature that gives the log-probs in the loss", float(found), temperature, batch.step),
+        )
     if asked_again and temperature != 1.0:
         if untempered := _untempered_sides(batch):
             return _finding(untempered, f", but sampling was at {_in_words(temperature)}", FIX_OF_ENGINE)

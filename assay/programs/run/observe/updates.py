@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from assay.calibration import Tally
 from assay.machine.faults import FAULTS
 from assay.policy.plain import Plain, plain_logprobs_of_rows
 from assay.programs.run.batches import MOST_BATCHES, add_after, batch_of, fields_of
@@ -72,16 +73,23 @@ class UpdateReader:
             backward.roles = find_roles(backward.loss, self.run.kinds)
 
     def _ask(
-        self, number: int, rows: Sequence[Sequence[int]], temperature: float, first: int = 0
+        self,
+        number: int,
+        rows: Sequence[Sequence[int]],
+        temperature: float,
+        first: int = 0,
+        tally: Tally | None = None,
+        prompts: Sequence[int] = (),
     ) -> list[Plain] | None:
-        """A reference answers once for all updates of a rollout batch. `first` is the position of the first token."""
+        """A reference answers once for all updates of a rollout batch. `first` is the position of the first token;
+        `tally` counts what follows the prompts."""
         self._asked = self._asked or (number, rows, temperature)
         module = self.models.module(number)
         if module is None:
             return None
         key = (number, self.models.sums(module), temperature, tuple(map(tuple, rows)), first)
-        if key not in self._answers:
-            self._answers[key] = _ask(_Moved(module, first) if first else module, rows, temperature)
+        if key not in self._answers or tally is not None:
+            self._answers[key] = _ask(_Moved(module, first) if first else module, rows, temperature, tally, prompts)
         return self._answers[key]
 
 
@@ -103,13 +111,15 @@ def updates_since_sampling(run: WatchedRun) -> list[WatchedUpdate]:
     return [update for update in run.updates if not calls or update.order > min(calls)]
 
 
-def _ask(module: nn.Module, rows: Sequence[Sequence[int]], temperature: float) -> list[Plain] | None:
+def _ask(
+    module: nn.Module, rows: Sequence[Sequence[int]], temperature: float, tally: Tally | None, prompts: Sequence[int]
+) -> list[Plain] | None:
     """Plain log-probs of each row; None where the model cannot be asked without disturbing the script."""
     if not rows or next(module.parameters(), None) is None or _is_shared():
         return None
     try:
         with _uncompiled():
-            return plain_logprobs_of_rows(module, rows, temperature)
+            return plain_logprobs_of_rows(module, rows, temperature, tally, prompts)
     except FAULTS:  # it wants to be called in another way than ours
         return None
 
