@@ -3,7 +3,8 @@
 It is the doctor's evidence and the record of an examined update, of this trainer or of any other: docs/batch-file.md
 describes the file (safetensors, scalars as JSON in its metadata). Nothing here imports torch.
 
-Shape legend: B completions, T completion tokens, P prompt tokens, S tokens given to the model.
+Shape legend: B completions, T completion tokens, P prompt tokens, S tokens given to the model, O numbers of
+a state.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ FIELDS: dict[str, Field] = {
     "sampled_tokens": Field(("BT",), "int", "Ids as the sampler returned them; they must be those in `tokens`."),
     "prompt_tokens": Field(("BP",), "int", "Ids of each row's prompt, padded on either side."),
     "prompt_mask": Field(("BP",), "bool", "Which of `prompt_tokens` are not padding."),
+    "start_states": Field(("BO",), "float", "Small environments: what the policy was given at each row's first step."),
     "lengths": Field(("B",), "int", "Tokens that were sampled for each row, EOS included, padding not."),
     "finished": Field(("B",), "bool", "Whether the row ended by itself (EOS, stop string), not by the token limit."),
     "forced": Field(("BT",), "bool", "Tokens the policy did not sample: tool output, template text, an added EOS."),

@@ -13,10 +13,14 @@ from assay.verdict import Missing
 
 
 def prompt_keys(batch: Batch) -> Sequence[Hashable]:
-    """Equal where the prompts are equal: by tokens without padding, else by text. Raises Missing without either."""
+    """Equal where the prompts are equal: by tokens without padding, else by text; in an environment the states in which
+    episodes begin. Raises Missing without any."""
     tokens = prompt_token_keys(batch)
     if tokens is not None:
         return tokens
+    states_BO = batch.get("start_states")
+    if states_BO is not None:
+        return [tuple(state.tolist()) for state in states_BO]
     for name in ("prompt", "prompt_id"):
         if name in batch.texts:
             return batch.texts[name]

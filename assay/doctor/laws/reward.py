@@ -100,6 +100,8 @@ def _by_equal_answers(batches: Sequence[Batch]) -> Verdict:
     for batch in batches:
         if batch.get("rewards") is None or batch.settings.get("kl_placement") == "reward":
             continue
+        if batch.get("start_states") is not None:
+            continue  # an environment may answer the same actions differently
         (rewards_B,) = batch.need("rewards")
         is_of_text = batch.get("tokens") is None
         levels.update(np.unique(rewards_B[np.isfinite(rewards_B)]).tolist())

@@ -17,6 +17,7 @@ import numpy as np
 from assay.calibration import Tally
 from assay.examine.part import Part, join, join_inputs, sampled_fields
 from assay.programs.graph import Value
+from assay.programs.run.kinds import above
 from assay.programs.run.objective import KlTerm, objective_of, penalty_of
 from assay.programs.run.policies import MOST_ACTIONS, Layout, action_fields, bends_logits, is_of_states, layout_of
 from assay.programs.run.rewards import Credit, credit_of
@@ -76,7 +77,7 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
     given = [{name: numbers_of(getattr(piece.forward, name)) for name in _INPUTS} for piece in pieces]
     fields |= join_inputs(parts, given, rows)
     fields["tokens"] = _with_uncounted(fields["tokens"], fields.get("input_ids"))
-    fields |= action_fields(run, update, fields) if are_actions else _sampled(run, update, ask, fields)
+    fields |= action_fields(run, update, fields, layouts) if are_actions else _sampled(run, update, ask, fields)
     is_plain = fields.get("update") == 0 and "plain_logprobs" in fields and "input_ids" in fields
     if "attention_mask" not in fields and is_plain:
         # a pass without a mask attends to everything; whether that moves log-probs, plain log-probs show
@@ -203,7 +204,7 @@ def _credit(piece: LossPiece, groups: dict[int, Array | None]) -> dict[str, Arra
     return {
         "advantages": None if advantages is None else piece.sign * advantages,
         "ratio": None if piece.old is None else numbers_of(piece.ratio),
-        "rewards": credit.rewards,
+        "rewards": None if credit.rewards is None else -credit.rewards if piece.are_costs else credit.rewards,
         "group_ids": credit.groups,
     }
 
@@ -257,13 +258,20 @@ def _penalty_settings(
     if not known:
         trained = {piece.forward.model for piece in pieces}
         alone = all(forward.model in trained and not forward.adapter_off for forward in run.forwards)
-        return {"kl_coef": 0.0} if alone else {}
+        others = any(_has_others(piece) for piece in pieces)
+        return {"kl_coef": 0.0} if alone and not others else {}
     if len(known) < len(penalties) or len({(penalty.coefficient, penalty.estimator) for penalty in known}) != 1:
         return {}
     settings: dict[str, Any] = {"kl_coef": known[0].coefficient, "kl_placement": "loss"}
     if known[0].coefficient is not None and known[0].estimator is not None:
         settings |= {"kl_estimator": known[0].estimator, "kl_gradient": "naive"}
     return settings
+
+
+def _has_others(piece: LossPiece) -> bool:
+    """Whether the log-probs are held against others than old somewhere: these may be a reference's."""
+    pulled = {id(made) for made in above(piece.product)} if piece.product is not None else set()
+    return any(id(value) not in pulled for value in piece.differences)
 
 
 def _objective(run: WatchedRun, fields: Mapping[str, Any], pieces: Sequence[LossPiece]) -> dict[str, Any]:

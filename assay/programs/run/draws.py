@@ -16,7 +16,7 @@ from assay.programs.graph import Value
 from assay.programs.once import once
 from assay.programs.run.kinds import RunKinds
 from assay.programs.run.policies import scored_distribution
-from assay.programs.run.roles import LossPiece, is_corrected
+from assay.programs.run.roles import LossPiece, backwards_since_sampling, is_corrected
 from assay.programs.run.sight import number_of, numbers_of, sight
 from assay.programs.run.watched import Forward, GenerateCall, Sampling, WatchedRun, WatchedUpdate, spot_of
 from assay.programs.walk import walk
@@ -167,11 +167,11 @@ def _weights_of(run: WatchedRun, draw: Value, weights: Value | None) -> DrawWeig
 @once
 def scores_are_cut(run: WatchedRun) -> bool:
     """Whether tokens were taken out of the distribution that the log-probs in the loss are of, too."""
-    pieces = [piece for backward in run.backwards[:2] for piece in backward.pieces]
+    pieces = [piece for backward in backwards_since_sampling(run)[:2] for piece in backward.pieces]
     if any(value.op in ("topk", "sort") for piece in pieces for value in chain(piece.new)):
         return True
     for piece in pieces:
-        given, is_log = scored_distribution(piece)
+        given, is_log = scored_distribution(piece, run.kinds)
         seen, numbers = sight(given), numbers_of(given)
         numbers = seen.rows if numbers is None and seen is not None else numbers
         if numbers is None or numbers.ndim < 2 or numbers.dtype.kind != "f":

@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from assay.programs.facts.kinds import LOG_OF, ONE_OF, Kind
 from assay.programs.graph import SAME_NUMBERS, UNKNOWN, Value
 from assay.programs.run.rows import replay
@@ -23,6 +25,10 @@ KEEPS_NUMBERS = SAME_NUMBERS | {"index", "attribute"}  # in a run what has an in
 _SAME = KEEPS_NUMBERS | {"changed", "setitem", "repeat_interleave", "nan_to_num"}
 _SAME_LOGITS = _SAME | {"div", "mul", "masked_fill", "where", "clamp", "scatter", "add", "topk", "sort"}
 
+_SUMS = frozenset("sum einsum vecdot linalg_vecdot".split())
+_BY_HAND = frozenset("div sub exp mul log add pow".split())
+MOST_SUMMED = 65_536  # numbers of a tensor that are added up
+ROUNDING = 1e-4  # of sums of float32
 DRAWS = frozenset(("multinomial", "sample", "leave"))
 _ORIGINS = frozenset(("forward", "generate", "multinomial", "sample"))
 
@@ -64,15 +70,20 @@ class RunKinds:
             return Kind.LOGPROBS
         if op in ("cat", "stack", "pad_sequence", "listing"):
             return self._of_parts(value)
+        if op in _SUMS and (picked := one_of_each(value)) is not None:
+            kind = self.of(picked[0]) or self._by_numbers(picked[0])
+            return None if kind is None else ONE_OF.get(kind)
         if first is None:
             return None
+        if op == "sum" and _is_joint(value):
+            return Kind.LOGPROBS
         inner = self.of(first)
         if op in ("log_softmax", "softmax") and inner is not None:
             return Kind.LOG_SOFTMAX if op == "log_softmax" else Kind.PROBABILITIES
         if op in ("log_softmax", "softmax") and (_is_vocabulary_wide(first) or self.learned_in(first) is not None):
             return Kind.LOG_SOFTMAX if op == "log_softmax" else Kind.PROBABILITIES
         if inner is None:
-            return self._of_actions(value, first)
+            return self._of_actions(value, first) or self._by_numbers(value)
         if op == "log":
             return LOG_OF.get(inner)
         if op == "logsumexp":
@@ -89,7 +100,9 @@ class RunKinds:
             less = None if other is None else self.of(other)
             if less is Kind.LOGSUMEXP:
                 return {Kind.TOKEN_LOGITS: Kind.LOGPROBS, Kind.LOGITS: Kind.LOG_SOFTMAX}.get(inner)
-            return Kind.LOGITS if inner is Kind.LOGITS and less is None else None
+            if inner is Kind.LOGITS and less is None:
+                return self._by_numbers(value) or Kind.LOGITS
+            return None
         if op == "index" and inner in ONE_OF and _takes_tokens(value, first):
             return ONE_OF[inner]
         if op in _SAME or (inner in (Kind.LOG_SOFTMAX, Kind.LOGPROBS) and op in ("div", "mul") and _by_a_number(value)):
@@ -104,6 +117,20 @@ class RunKinds:
             and self._is_masking(value)
         ):
             return inner
+        return None
+
+    def _by_numbers(self, value: Value) -> Kind | None:
+        """A distribution that was made by hand shows in its numbers: they, or exp of them, add up to 1 in every row."""
+        seen = sight(value)
+        if value.op not in _BY_HAND or seen is None or not seen.is_floating or seen.shape[-1:] in ((), (1,)):
+            return None
+        numbers = seen.numbers if seen.size <= MOST_SUMMED else seen.rows
+        if numbers is None or not np.isfinite(numbers).any() or self.forward_of(value) is None:
+            return None
+        if (numbers >= 0).all():
+            return Kind.PROBABILITIES if np.abs(numbers.sum(axis=-1) - 1).max() <= ROUNDING else None
+        if (numbers <= ROUNDING).all():
+            return Kind.LOG_SOFTMAX if np.abs(np.exp(numbers).sum(axis=-1) - 1).max() <= ROUNDING else None
         return None
 
     def _of_actions(self, value: Value, first: Value) -> Kind | None:
@@ -219,14 +246,61 @@ def _is_vocabulary_wide(value: Value) -> bool:
 
 
 def _takes_tokens(value: Value, first: Value) -> bool:
-    """logprobs[rows, places, ids]: keys are tensors of integers, and the last dimension goes."""
+    """logprobs[rows, places, ids]: the last key is a number or a tensor of integers, and the last dimension goes; or
+    logprobs[is_chosen], where one of each row is."""
     before, behind = sight(first), sight(value)
     if before is None or behind is None:
         return False
     keys = value.keys
+    if len(keys) == 1 and is_one_of_each(keys[0], before.shape):
+        return True
     last = keys[-1] if len(keys) == len(before.shape) else None
+    if last is not None and isinstance(last.constant, int) and not isinstance(last.constant, bool):
+        return len(behind.shape) < len(before.shape)
     seen = sight(last)
     return seen is not None and seen.dtype in ("int64", "int32") and len(behind.shape) < len(before.shape)
+
+
+def is_one_of_each(value: Value, shape: tuple[int, ...]) -> bool:
+    """0 and 1 of this shape, one 1 in each row."""
+    seen, numbers = sight(value), numbers_of(value)
+    if seen is None or numbers is None or seen.shape != shape or not shape or shape[-1] < 2:
+        return False
+    return is_mask(value) and bool((numbers.sum(axis=-1) == 1).all())
+
+
+def one_of_each(value: Value) -> tuple[Value, Value] | None:
+    """Of (numbers * one_hot).sum(-1), or of einsum in its place: numbers and one_hot."""
+    inner, seen = value.input if value.op == "sum" else value, sight(value)
+    if inner is None or seen is None or (value.op == "sum" and inner.op != "mul"):
+        return None
+    sides = [made for made in _tensors(inner) if sight(made) is not None]
+    whole = sight(sides[0]) if len(sides) == 2 else None
+    if whole is None or seen.shape not in (whole.shape[:-1], (*whole.shape[:-1], 1)):
+        return None
+    for numbers, chosen in (sides, sides[::-1]):
+        if is_one_of_each(chosen, whole.shape):
+            return numbers, chosen
+    return None
+
+
+def _tensors(value: Value) -> Iterator[Value]:
+    for argument in value.arguments.values():
+        yield from _tensors(argument) if argument.op == "listing" else (argument,)
+
+
+def _is_joint(value: Value) -> bool:
+    """The log-prob of an action of several parts, each of them yes or no."""
+    inner, seen = value.input, sight(value)
+    made_of = None if inner is None or inner.op != "log_prob" else inner.input
+    whole = sight(inner)
+    if made_of is None or made_of.op != "bernoulli" or whole is None or seen is None:
+        return False
+    return value.setting("dim", None) in (-1, len(whole.shape) - 1) and len(whole.shape) > 1
+
+
+def _is_whole(numbers: Array) -> bool:
+    return bool((numbers >= 0).all() and (numbers == np.round(numbers)).all())
 
 
 def chosen_ids(value: Value, kinds: RunKinds) -> Array | None:
@@ -242,7 +316,19 @@ def chosen_ids(value: Value, kinds: RunKinds) -> Array | None:
             ids = source.arguments.get("value")
         elif source.op == "index" and source.input is not None and kinds.of(source.input) in ONE_OF:
             ids = source.keys[-1] if kinds.of(source) in ONE_OF.values() else None
+            if ids is not None and isinstance(ids.constant, int) and sight(source) is not None:
+                return np.full(sight(source).shape, ids.constant)  # type: ignore[union-attr]
         numbers, seen = numbers_of(ids), sight(source)
+        if source.op in _SUMS and (picked := one_of_each(source)) is not None:
+            numbers = numbers_of(picked[1])
+        if source.op == "sum" and _is_joint(source) and source.input is not None:
+            parts = numbers_of(source.input.arguments.get("value"))
+            return None if parts is None else (parts > 0.5) @ (1 << (np.arange(parts.shape[-1]) % 62))
+        if numbers is not None and seen is not None and numbers.dtype.kind in "bf" and numbers.size > seen.size:
+            numbers = numbers.argmax(axis=-1)  # one of each row is 1
+            numbers = numbers.reshape(seen.shape) if numbers.size == seen.size else numbers
+        if numbers is not None and source.op == "log_prob" and numbers.dtype.kind == "f" and _is_whole(numbers):
+            numbers = numbers.astype(np.int64)  # yes and no, as Bernoulli has them
         if numbers is None or seen is None or numbers.dtype.kind not in "iu":
             return None
         return numbers if numbers.shape == seen.shape else None

@@ -9,6 +9,7 @@ Shape legend: N actions, A kinds of actions, B episodes, T steps of an episode.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy as np
 from assay.calibration import Distributions, Tally
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import RESHAPES, Value
-from assay.programs.run.kinds import DRAWS, RunKinds
+from assay.programs.run.kinds import DRAWS, RunKinds, one_of_each
 from assay.programs.run.roles import LossPiece
 from assay.programs.run.sight import number_of, numbers_of, sight
 from assay.programs.run.watched import Sampling, WatchedRun, WatchedUpdate, spot_of
@@ -36,6 +37,7 @@ SAME_LOGITS = 1e-4  # of the same weights at the same state, in float32
 _MOVES = RESHAPES | {"cast", "clone", "detach", "element", "attribute", "index", "expand", "changed"}
 _BENDS = frozenset("masked_fill where setitem scatter topk sort add clamp".split())
 _BARS = frozenset("masked_fill where setitem".split())
+_KNOWN = (Kind.LOG_SOFTMAX, Kind.PROBABILITIES)
 _DISTRIBUTIONS = frozenset("softmax log_softmax cross_entropy categorical logsumexp".split())
 
 
@@ -59,19 +61,31 @@ class Layout:
 
     def put(self, array: Array) -> Array:
         """An array of the shape of the actions as [B, T]."""
-        if array.ndim == 2 and array.shape == (self.width, self.rows) and self.turned:
-            return array.T
-        return array.reshape(self.rows, self.width)
+        return array.reshape(self.width, self.rows).T if self.turned else array.reshape(self.rows, self.width)
 
 
 def layout_of(piece: LossPiece, run: WatchedRun) -> Layout:
+    shape = _without_ones(piece.ids.shape)
     if not is_of_states(piece):
-        rows, width = np.atleast_2d(piece.ids).shape
-        return Layout(rows, width)
-    if piece.ids.ndim < 2:
-        return Layout(piece.ids.size, 1)
-    first, second = piece.ids.shape
-    return Layout(second, first, turned=True) if _is_time_first(piece.ids, run) else Layout(first, second)
+        return Layout(1, piece.ids.size) if len(shape) < 2 else Layout(math.prod(shape[:-1]), shape[-1])
+    credit = sight(piece.advantages)
+    if len(shape) < 2:
+        is_episode = credit is not None and credit.size == 1  # one number for all of its actions
+        return Layout(1, piece.ids.size) if is_episode else Layout(piece.ids.size, 1)
+    first, rest = shape[0], math.prod(shape[1:])
+    by_column = credit is not None and first != rest == credit.size == math.prod(credit.shape[-1:])
+    if by_column or _is_time_first(piece.ids.reshape(first, rest), run):
+        return Layout(rest, first, turned=True)
+    return Layout(math.prod(shape[:-1]), shape[-1])
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """gather() leaves a dimension of 1 behind."""
+    return shape if len(shape) <= 2 else _sizes(shape)
+
+
+def _sizes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size > 1)
 
 
 def _is_time_first(ids: Array, run: WatchedRun) -> bool:
@@ -81,6 +95,11 @@ def _is_time_first(ids: Array, run: WatchedRun) -> bool:
     return all(tuple(row) in rows for row in ids.tolist())
 
 
+def scored_states(piece: LossPiece, kinds: RunKinds) -> Value | None:
+    """What the policy was given for the log-probs in the loss."""
+    return states_of(scored_distribution(piece, kinds)[0] or piece.new, kinds)
+
+
 def states_of(made: Value, kinds: RunKinds) -> Value | None:
     """What the policy was given: the one tensor beside parameters that its logits were made of; None if not known."""
     found: dict[int, Value] = {}
@@ -88,7 +107,7 @@ def states_of(made: Value, kinds: RunKinds) -> Value | None:
     if kinds.learned_in(start) is None:
         return None
     for value in walk(start, until=lambda part: kinds.learned_in(part) is None):
-        is_other = kinds.learned_in(value) is None and id(value) not in kinds.parameters
+        is_other = kinds.learned_in(value) is None and id(value) not in kinds.parameters and value.op not in DRAWS
         if is_other and (seen := sight(value)) is not None and seen.is_floating and seen.size > 1:
             found[id(value)] = value
     return next(iter(found.values())) if len(found) == 1 else None
@@ -108,7 +127,9 @@ class Drawn:
     is_cut: bool
 
 
-def action_fields(run: WatchedRun, update: WatchedUpdate, fields: dict[str, Any]) -> dict[str, Any]:
+def action_fields(
+    run: WatchedRun, update: WatchedUpdate, fields: dict[str, Any], layouts: Sequence[Layout]
+) -> dict[str, Any]:
     """Step, update within the rollout batch; in a first update also who drew each action, and from what."""
     trained = {piece.forward.model for piece in update.pieces}
     version = run.models[min(trained)].version
@@ -132,10 +153,12 @@ def action_fields(run: WatchedRun, update: WatchedUpdate, fields: dict[str, Any]
         _note(run, "rows of earlier rollout batches are trained again: checks of fresh rows were not asked of them")
         return found
     found["update"] = since - 1
+    found |= _episodes(run, update, layouts, draws)
     if since == 1:
-        located = _located(update, draws, fields, version) if is_drawn else {}
+        located = _located(update, draws, fields, version, layouts, run.kinds) if is_drawn else {}
         found |= located
         if not located:
+            found |= _as_trained(run, update, draws, fields, layouts)
             _note(run, "which draw each trained action comes from is not known: what was sampled could not be compared")
             others = _other_states(update, draws, run.kinds)
             if others is not None and not any("states that were scored" in note for note in run.notes):
@@ -143,9 +166,53 @@ def action_fields(run: WatchedRun, update: WatchedUpdate, fields: dict[str, Any]
     return found
 
 
+def _as_trained(
+    run: WatchedRun,
+    update: WatchedUpdate,
+    draws: Sequence[Sampling],
+    fields: dict[str, Any],
+    layouts: Sequence[Layout],
+) -> dict[str, Any]:
+    """Where it is not known which draw each action comes from: how uncertain the trained policy is of each, if what is
+    trained is what was drawn, all of it and nothing else."""
+    tokens_BT = fields["tokens"]
+    counted_BT = fields.get("mask", np.ones(tokens_BT.shape, dtype=bool))
+    drawn = [numbers_of(draw.value) for draw in draws]
+    known = [numbers.reshape(-1) for numbers in drawn if numbers is not None and numbers.dtype.kind in "iu"]
+    if len(known) == len(drawn):
+        is_it = not Counter(tokens_BT[counted_BT].tolist()) - Counter(np.concatenate(known).tolist())
+    else:  # numpy or Python drew
+        is_it = not known and sum(map(_drawn_actions, draws)) == counted_BT.sum()
+    final_NA = _trained_logprobs(update, layouts, tokens_BT.shape, run.kinds) if is_it else None
+    return {} if final_NA is None else _uncertainty(final_NA, tokens_BT.shape)
+
+
+def _drawn_actions(draw: Sampling) -> int:
+    """How many actions one draw gives."""
+    seen, given = sight(draw.value), sight(draw.value.input)
+    if seen is not None:
+        return seen.size
+    return 0 if given is None or not given.shape else math.prod(given.shape[:-1])
+
+
+def _episodes(
+    run: WatchedRun, update: WatchedUpdate, layouts: Sequence[Layout], draws: Sequence[Sampling]
+) -> dict[str, Any]:
+    """Where each row began, and how many actions of it were taken."""
+    from assay.programs.run.episodes import lengths_of, start_states
+
+    found: dict[str, Any] = {"start_states": start_states(run, update.pieces, layouts, len(draws))}
+    actions = sum(piece.ids.size for piece in update.pieces)
+    if all(piece.mask is None for piece in update.pieces) and sum(map(_drawn_actions, draws)) == actions:
+        found["lengths"] = np.concatenate([np.full(layout.rows, layout.width) for layout in layouts])  # all are there
+    elif len(layouts) == 1:
+        found["lengths"] = lengths_of(update.pieces[0], layouts[0], draws)
+    return found
+
+
 def _other_states(update: WatchedUpdate, draws: Sequence[Sampling], kinds: RunKinds) -> str | None:
     """In words, where the policy was given other states in the loss than when the actions were drawn."""
-    pieces = [numbers_of(states_of(piece.new, kinds)) for piece in update.pieces]
+    pieces = [numbers_of(scored_states(piece, kinds)) for piece in update.pieces]
     drawn = [numbers_of(states_of(draw.value, kinds)) for draw in draws]
     widths = {states.shape[-1] if states is not None and states.ndim else 0 for states in (*pieces, *drawn)}
     if len(widths) != 1 or 0 in widths:
@@ -203,7 +270,7 @@ def _are_among(actions_N: Array, logprobs_N: Array, draws: Sequence[Sampling]) -
 
 def _final_logprobs(value: Value) -> Array | None:
     """Of the distribution that was drawn from, as it was."""
-    given = value.input
+    given = value.input if value.op in DRAWS else None
     is_log = given is not None and given.op == "categorical" and "logits" in given.arguments
     if given is not None and given.op == "categorical":
         given = given.arguments.get("logits") or given.arguments.get("probs")
@@ -215,22 +282,68 @@ def _final_logprobs(value: Value) -> Array | None:
     return _log_softmax(logits.reshape(-1, logits.shape[-1]))
 
 
-def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str, Any], version: int) -> dict[str, Any]:
+def _order(piece: LossPiece, layout: Layout) -> Array:
+    """The number of each action in the script's order, in the order of the rows of the Batch."""
+    return layout.put(np.arange(piece.ids.size)).reshape(-1)
+
+
+def _in_rows(
+    parts: Sequence[Array], orders: Sequence[Array], layouts: Sequence[Layout], shape: tuple[int, ...]
+) -> Array | None:
+    """[B * T, A] of what each piece has of its actions, [N, A]; NaN behind the end of short rows."""
+    kinds = {part.shape[1] for part in parts}
+    if len(kinds) != 1:
+        return None
+    whole_BTA = np.full((*shape, kinds.pop()), np.nan)
+    first = 0
+    for part, order, layout in zip(parts, orders, layouts, strict=True):
+        rows = slice(first, first + layout.rows)
+        whole_BTA[rows, : layout.width] = part[order].reshape(layout.rows, layout.width, -1)
+        first += layout.rows
+    return whole_BTA.reshape(-1, whole_BTA.shape[-1]) if first == shape[0] else None
+
+
+def _trained_logprobs(
+    update: WatchedUpdate, layouts: Sequence[Layout], shape: tuple[int, ...], kinds: RunKinds
+) -> Array | None:
+    """[B * T, A]: the distributions that the log-probs in the loss are of."""
+    finals = [final_logprobs(piece, kinds) for piece in update.pieces]
+    known = [final for final in finals if final is not None]
+    if len(known) < len(finals):
+        return None
+    orders = [_order(piece, layout) for piece, layout in zip(update.pieces, layouts, strict=True)]
+    whole_NA = _in_rows(known, orders, layouts, shape)
+    return None if whole_NA is None else np.maximum(whole_NA, LOWEST)
+
+
+def _uncertainty(logprobs_NA: Array, shape: tuple[int, ...]) -> dict[str, Array]:
+    """Entropy, and the variance of a draw's log-prob."""
+    entropy_N = -(np.exp(logprobs_NA) * logprobs_NA).sum(axis=1)
+    variance_N = (np.exp(logprobs_NA) * logprobs_NA**2).sum(axis=1) - entropy_N**2
+    return {"entropy": entropy_N.reshape(shape), "plain_variance": variance_N.reshape(shape)}
+
+
+def _located(
+    update: WatchedUpdate,
+    draws: Sequence[Sampling],
+    fields: dict[str, Any],
+    version: int,
+    layouts: Sequence[Layout],
+    kinds: RunKinds,
+) -> dict[str, Any]:
     """Rows are known by the logits that they were drawn from: the same weights give the same ones again."""
     drawn = _drawn(draws)
+    orders = [_order(piece, layout) for piece, layout in zip(update.pieces, layouts, strict=True)]
     pieces = [piece_logits(piece) for piece in update.pieces]
     if drawn is None or any(logits is None for logits in pieces):
         return {}
     shape = fields["tokens"].shape
-    is_turned = len(pieces) == 1 and pieces[0] is not None and shape[1] > 1 and pieces[0].shape[:-1] == shape[::-1]
-    if is_turned and pieces[0] is not None:
-        pieces = [np.swapaxes(pieces[0], 0, 1)]
-    logits_NA = np.concatenate([logits.reshape(-1, logits.shape[-1]) for logits in pieces if logits is not None])
     actions_N = fields["tokens"].reshape(-1)
-    if len(logits_NA) != len(actions_N) or logits_NA.shape[1] != drawn.logits_NA.shape[1]:
+    counted = fields["mask"].reshape(-1) if "mask" in fields else np.ones(len(actions_N), dtype=bool)
+    logits_NA = _in_rows([logits for logits in pieces if logits is not None], orders, layouts, shape)
+    if logits_NA is None or logits_NA.shape[1] != drawn.logits_NA.shape[1]:
         return {}
     places = [_same(logits_A, drawn.logits_NA) for logits_A in logits_NA]
-    counted = fields["mask"].reshape(-1) if "mask" in fields else np.ones(len(actions_N), dtype=bool)
     if not all(len(rows) for rows, is_counted in zip(places, counted, strict=True) if is_counted):
         return {}
     rows_at = Counter(rows.tobytes() for rows, is_counted in zip(places, counted, strict=True) if is_counted)
@@ -239,7 +352,7 @@ def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str,
     versions = {draw.forward.version for draw in draws if draw.forward is not None}
     if versions != {version}:
         return {}
-    sampled_N = _sampled(actions_N, places, drawn.actions_N)
+    sampled_N = _sampled(actions_N, places, drawn.actions_N, counted)
     if sampled_N is None:
         return {}
     found: dict[str, Any] = {"sampler_versions": np.full(shape[0], version)}
@@ -249,10 +362,10 @@ def _located(update: WatchedUpdate, draws: Sequence[Sampling], fields: dict[str,
         found |= {"temperature": drawn.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         plain_NA = _log_softmax(logits_NA / drawn.temperature)
     else:  # by what the trainer means
-        finals = [final_logprobs(piece) for piece in update.pieces]
-        if len(finals) > 1 or finals[0] is None or finals[0].shape != logits_NA.shape or is_turned:
+        final_NA = _trained_logprobs(update, layouts, shape, kinds)
+        if final_NA is None or final_NA.shape != logits_NA.shape:
             return found
-        plain_NA = np.maximum(finals[0], LOWEST)
+        plain_NA = final_NA
         update.barred = _barred(drawn, places, plain_NA, counted)
     entropy_N = -(np.exp(plain_NA) * plain_NA).sum(axis=1)
     chosen = np.arange(len(actions_N)), actions_N
@@ -292,9 +405,9 @@ def _barred(drawn: Drawn, places: Sequence[Array], scored_NA: Array, counted_N: 
     return (len(masses), most, float(np.mean(masses))) if masses else None
 
 
-def _sampled(actions_N: Array, places: Sequence[Array], drawn_N: Array) -> Array | None:
+def _sampled(actions_N: Array, places: Sequence[Array], drawn_N: Array, counted_N: Array) -> Array | None:
     """The action that was drawn for each row; None where others than the drawn ones are trained, as by exploration."""
-    if Counter(actions_N.tolist()) - Counter(drawn_N.tolist()):
+    if Counter(actions_N[counted_N].tolist()) - Counter(drawn_N.tolist()):
         return None
     sampled_N = np.array(
         [
@@ -342,15 +455,28 @@ def _drawn(draws: Sequence[Sampling]) -> Drawn | None:
 
 
 def piece_logits(piece: LossPiece) -> Array | None:
-    """The logits that the log-probs in the loss were made of, before any temperature; [..., A]."""
-    logits = base_logits(piece.new)
-    return logits if logits is not None and logits.shape[:-1] == piece.ids.shape else None
+    """The logits that the log-probs in the loss were made of, before any temperature; [N, A]."""
+    return _per_action(base_logits(piece.new), piece)
 
 
-def scored_distribution(piece: LossPiece) -> tuple[Value | None, bool]:
+def _per_action(numbers: Array | None, piece: LossPiece) -> Array | None:
+    """[N, A], in the order of the actions of the piece."""
+    if numbers is None or not numbers.ndim or _sizes(numbers.shape[:-1]) != _sizes(piece.ids.shape):
+        return None
+    return numbers.reshape(-1, numbers.shape[-1])
+
+
+def scored_distribution(piece: LossPiece, kinds: RunKinds) -> tuple[Value | None, bool]:
     """(what the log-probs in the loss were taken from, of all tokens or actions; whether these are logarithms)."""
-    made = next((made for made in _chain(piece.new) if made.op in _DISTRIBUTIONS), None)
-    if made is None:
+    for made in _chain(piece.new):
+        if made.op in _DISTRIBUTIONS:
+            break
+        picked = one_of_each(made)
+        if picked is not None and (kind := kinds.of(picked[0])) in _KNOWN:
+            return picked[0], kind is Kind.LOG_SOFTMAX
+        if made.input is not None and (kind := kinds.of(made.input)) in _KNOWN and kinds.of(made) not in _KNOWN:
+            return made.input, kind is Kind.LOG_SOFTMAX
+    else:
         return None, False
     if made.op == "categorical":
         return made.arguments.get("logits") or made.arguments.get("probs"), "logits" in made.arguments
@@ -362,15 +488,14 @@ def bends_logits(piece: LossPiece, kinds: RunKinds) -> bool:
     return any(made.op in _BENDS and kinds.of(made) is Kind.LOGITS for made in walk(piece.new, main_input))
 
 
-def final_logprobs(piece: LossPiece) -> Array | None:
+def final_logprobs(piece: LossPiece, kinds: RunKinds) -> Array | None:
     """Of all actions, [N, A], by the distribution that the log-probs in the loss are of."""
-    given, is_log = scored_distribution(piece)
-    numbers = numbers_of(given)
-    if numbers is None or numbers.shape[:-1] != piece.ids.shape:
+    given, is_log = scored_distribution(piece, kinds)
+    numbers_NA = _per_action(numbers_of(given), piece)
+    if numbers_NA is None:
         return None
     with np.errstate(divide="ignore"):
-        logits = numbers if is_log else np.log(np.maximum(numbers, 0))
-    return _log_softmax(logits.reshape(-1, logits.shape[-1]))
+        return _log_softmax(numbers_NA if is_log else np.log(np.maximum(numbers_NA, 0)))
 
 
 def base_logits(value: Value) -> Array | None:

@@ -7,6 +7,7 @@ Shape legend: B completions, T tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from assay.programs.walk import main_input, peel, walk
 from assay.record.batch import Array
 
 MOST_BACKWARDS = 24  # backwards that are looked at
+_COST = re.compile(r"(^|_)(costs?|regrets?|tour_lengths?|makespans?|expenses?)(_|$)", re.IGNORECASE)
 _LINEAR = KEEPS_NUMBERS | {"sum", "mean", "div", "mul", "masked_fill", "where", "neg", "clamp", "nan_to_num"}
 _SHAPES = RESHAPES | set("neg expand expand_as repeat cast detach clone transpose permute index".split())
 _UNCHANGED = KEEPS_NUMBERS | {"nan_to_num", "changed"}
@@ -41,6 +43,7 @@ class LossPiece:
     ratio: Value | None = None  # what is multiplied by the advantages, unclipped
     advantages: Value | None = None
     sign: float = 1.0  # -1: the script multiplies by the negative of `advantages`
+    are_costs: bool = False  # the script calls what its advantages are made of a cost: less is better, the sign says so
     mask: Value | None = None
     mask_is_inverted: bool = False
     product: Value | None = None
@@ -105,7 +108,7 @@ def find_roles(loss: Value, kinds: RunKinds) -> Roles | None:
     pieces = []
     for final in flow.finals:
         forward, ids = kinds.forward_of(final), chosen_ids(final, kinds)
-        if forward is None or ids is None or ids.ndim > 2:
+        if forward is None or ids is None:
             continue
         pieces.append(LossPiece(final, ids, forward))
     pieces = _only_newest(_without_copies(pieces, flow), flow)
@@ -122,8 +125,14 @@ def flows(run: WatchedRun) -> list[tuple[Backward, Flow]]:
     """The first backwards of a run, each with the values above its loss, roles recognised or not."""
     return [
         (backward, backward.roles.flow if backward.roles is not None else Flow(backward.loss, run.kinds))
-        for backward in run.backwards[:MOST_BACKWARDS]
+        for backward in backwards_since_sampling(run)[:MOST_BACKWARDS]
     ]
+
+
+def backwards_since_sampling(run: WatchedRun) -> list[Backward]:
+    """All if nothing was sampled: before, a script may have imitated answers."""
+    sampled = [call.value.order for call in run.generations[:1]] + [draw.value.order for draw in run.samplings[:1]]
+    return [backward for backward in run.backwards if not sampled or backward.loss.order > min(sampled)]
 
 
 def _without_copies(pieces: list[LossPiece], flow: Flow) -> list[LossPiece]:
@@ -195,6 +204,20 @@ def _find_product(piece: LossPiece, flow: Flow) -> None:
         piece.unsure |= {"advantages", "ratio"}
         return
     piece.sign = unwrapped(piece.advantages)[1]
+    if piece.ratio is None and piece.clip is None and _is_cost(piece.advantages):
+        piece.are_costs, piece.sign = True, -piece.sign
+
+
+def _is_cost(value: Value) -> bool:
+    """Whether its name says that less of it is better. By numbers alone a cost that is made smaller and a reward whose
+    minus was forgotten are the same."""
+    for made in walk(value, main_input, until=lambda inner: inner.op not in _SHAPES | {"sub", "div", "stack", "mul"}):
+        if made.op == "neg":
+            return False
+        told = [*made.names, *(re.findall(r"-?\w+", made.place.text.partition(" - ")[0]) if made.op == "sub" else ())]
+        if any(_COST.search(name) and not name.startswith("-") for name in told):
+            return True
+    return False
 
 
 def _only_advantages(
@@ -242,9 +265,8 @@ def _is_weight(value: Value, piece: LossPiece) -> bool:
     seen = sight(value)
     if seen is None or not seen.is_floating or seen.size < 1:
         return False
-    rows = piece.ids.shape[0] if piece.ids.ndim == 2 else 1
     if seen.size == 1:
-        return rows == 1
+        return piece.ids.size == piece.ids.shape[-1] if piece.ids.ndim else True  # one row
     numbers = seen.numbers
     if numbers is not None and abs(float(numbers.flat[0])) == 1 and (numbers == numbers.flat[0]).all():
         return False  # it weighs nothing
@@ -353,8 +375,14 @@ def _of_shape(value: Value, piece: LossPiece) -> Value | None:
 
 
 def _is_of_another(value: Value, piece: LossPiece, kinds: RunKinds) -> bool:
+    """Of another model, of the same with its adapter off, or, beside old log-probs, of one more pass of the policy."""
     forward = kinds.forward_of(value)
-    return forward is not None and (forward.model != piece.forward.model or forward.adapter_off)
+    if forward is None:
+        return False
+    if forward.model != piece.forward.model or forward.adapter_off:
+        return True
+    old = kinds.forward_of(piece.old_operand)
+    return old is not None and forward.value is not piece.forward.value and forward.value is not old.value
 
 
 def _find_mask(piece: LossPiece, flow: Flow) -> None:

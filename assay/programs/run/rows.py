@@ -40,6 +40,9 @@ def replay(value: Value, at: At, same: frozenset[str] = SAME) -> Array | None:
     if value.op in ("cat", "stack"):
         return _joined(value, at, same)
     before, seen = value.input, sight(value)
+    if value.op == "element" and before is not None and before.op == "unbind" and before.setting("dim", 0) == 0:
+        whole = None if before.input is None else replay(before.input, at, same)
+        return None if whole is None or not isinstance(value.constant, int) else np.asarray(whole[value.constant])
     if before is None or seen is None:
         return None
     inner = replay(before, at, same)

@@ -27,8 +27,9 @@ class Script:
         self.optimizers[number].zero_grad()
 
     def backward(self, module=None, at=BACKWARD):
-        self.ledger.backward(at)
-        (module or self.modules[0])(torch.ones(1, 2)).sum().backward()
+        loss = (module or self.modules[0])(torch.ones(1, 2)).sum()
+        self.ledger.backward(at, loss)
+        loss.backward()
         self.ledger.after_backward()
 
     def step(self, number=0, at=STEP, trained=()):

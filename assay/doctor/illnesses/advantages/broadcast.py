@@ -39,6 +39,7 @@ from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.kinds import above
+from assay.programs.run.roles import backwards_since_sampling
 from assay.programs.run.sight import shape_of, sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import ancestors
@@ -76,7 +77,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """[B, 1] with [B]: every row meets every other."""
-    for backward in run.backwards[:BACKWARDS]:
+    for backward in backwards_since_sampling(run)[:BACKWARDS]:
         values = list(above(backward.loss))
         chosen = [value for value in values if run.kinds.of(value) is Kind.LOGPROBS]
         seen = [shape for value in chosen if (shape := shape_of(value)) is not None]

@@ -257,8 +257,10 @@ def _is_whitening(program: Program, scaling: Scaling) -> bool:
     """One std of all advantages of a batch, in an environment with rewards at each step: it is hardly ever 0."""
     if program.of("generate", "multinomial"):
         return False
+    if "dim" in scaling.spread.arguments:
+        return False
     named = any("adv" in name.lower() for name in (*scaling.base.names, scaling.base.name))
-    return named and "dim" not in scaling.spread.arguments
+    return named or scaling.divisor.op == "phi"  # carried from batch to batch: a moving average
 
 
 def _misplaced(scaling: Scaling) -> str:

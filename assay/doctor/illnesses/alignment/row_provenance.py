@@ -37,7 +37,7 @@ from assay.doctor.recompute.advantages import advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.programs.graph import Value
 from assay.programs.run.policies import states_of
-from assay.programs.run.roles import MOST_BACKWARDS, LossPiece
+from assay.programs.run.roles import MOST_BACKWARDS, LossPiece, backwards_since_sampling
 from assay.programs.run.rows import picked_rows, placed_numbers, takes_rows
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import main_input, walk
@@ -74,7 +74,7 @@ def check_batch(batch: Batch) -> Verdict:
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """Rows of the ids that the policy scores, beside rows of the advantages and of old, by how each was picked."""
-    for piece in (piece for backward in run.backwards[:MOST_BACKWARDS] for piece in backward.pieces):
+    for piece in (piece for backward in backwards_since_sampling(run)[:MOST_BACKWARDS] for piece in backward.pieces):
         given = piece.forward.input_ids or states_of(piece.new, run.kinds)
         ids = picked_rows(given)
         if ids is None or _is_reordered(piece, given):

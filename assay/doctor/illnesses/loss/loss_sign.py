@@ -110,9 +110,12 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
         if slopes != {1}:
             continue
         if all(part.against > ALL_IN_RUN for part in seen.parts):
+            has_ratio = all(piece.ratio is not None for piece in seen.update.pieces)
             yield finding(
                 "the loss pulls every token against its advantage, although what it is multiplied by grows with the "
                 "new log-probs: the sign of the loss is flipped",
+                # a cost that is made smaller has the same numbers
+                confidence=Confidence.PROVEN if has_ratio else Confidence.LIKELY,
                 places=(seen.place, seen.update.backwards[0].loss.place),
             )
         elif all(part.against < 1 - ALL_IN_RUN for part in seen.parts):

@@ -42,6 +42,7 @@ from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.precision import is_mixed, rounding_cast
 from assay.programs.facts.ratio import read_back
 from assay.programs.program import Program
+from assay.programs.run.roles import backwards_since_sampling
 from assay.programs.run.sight import sight
 from assay.programs.run.watched import Forward, WatchedRun
 from assay.record.batch import Array
@@ -113,7 +114,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     samplers = {id(draw.forward) for draw in run.samplings}
-    for piece in (piece for backward in run.backwards[:BACKWARDS] for piece in backward.pieces):
+    for piece in (piece for backward in backwards_since_sampling(run)[:BACKWARDS] for piece in backward.pieces):
         mine = piece.forward
         for name, logprobs in (("old", piece.old_operand), ("reference", piece.ref)):
             other = run.kinds.pass_of(logprobs)

@@ -31,6 +31,7 @@ from assay.programs.facts.origin import network
 from assay.programs.facts.ratio import is_differentiated
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.roles import backwards_since_sampling
 from assay.programs.run.sight import Sight, sight
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import walk
@@ -66,7 +67,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """The softmax behind log-probs in the loss, computed in 16 bits."""
-    for piece in (piece for backward in run.backwards[:BACKWARDS] for piece in backward.pieces):
+    for piece in (piece for backward in backwards_since_sampling(run)[:BACKWARDS] for piece in backward.pieces):
         for logprobs in (piece.new, piece.old, piece.ref):
             for value in walk(logprobs, _numbers) if logprobs is not None else ():
                 seen = _softmax(value)

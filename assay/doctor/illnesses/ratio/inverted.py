@@ -183,6 +183,8 @@ def _share_of(gradients_BT: Array, policy_BT: Array, kl_BT: Array, mask_BT: Arra
 
 def _certainty(batch: Batch, pull_N: Array, advantages_N: Array, *, kl_is_known: bool) -> dict[str, Any]:
     """A KL that is not known may outweigh small advantages; what is upside down still moves with them."""
+    if batch.settings.get("trainer") == "script" and batch.get("old_logprobs") is None:
+        return {"confidence": Confidence.LIKELY}  # log-probs times a cost that is made smaller have the same numbers
     if kl_is_known:
         return {"confidence": Confidence.PROVEN}
     varied = len(pull_N) > 1 and min(float(np.std(pull_N)), float(np.std(advantages_N))) > 0

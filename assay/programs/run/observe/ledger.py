@@ -21,6 +21,8 @@ from assay.programs.run.watched import WatchedRun
 from assay.verdict import Place
 
 PARAMETERS_LOOKED_AT = 8  # parameters that show whether gradients are there
+BACKWARDS_LOOKED_AT = 64  # whose leaves are looked for
+MOST_NODES = 20_000  # of the graph of one backward
 
 
 @dataclass(eq=False)
@@ -43,9 +45,16 @@ class GradientLedger:
         self._moves: list[GradientEvent] = []
         self._optimizers: dict[int, _Optimizer] = {}
         self._last_steps: list[tuple[int, Place]] = []  # since the last backward: which optimizer, and where
+        # by id: what the losses since the last step were made of, and their numbers when they were seen first
+        self._leaves: dict[int, weakref.ref[Tensor]] = {}
+        self._stood: dict[int, tuple[weakref.ref[Tensor], float]] = {}
         self._wrappers: dict[int, tuple[weakref.ref[Any], int]] = {}  # DDP and its passes with gradients since a step
 
-    def backward(self, place: Place) -> None:
+    def backward(self, place: Place, loss: Tensor) -> None:
+        if self._moves and self._moves[-1].kind == "step":
+            self._leaves = {}
+        if len(self.run.backwards) < BACKWARDS_LOOKED_AT:
+            self._leaves |= {id(leaf): weakref.ref(leaf) for leaf in _leaves(loss)}
         for optimizer in self._optimizers.values():
             if not _has_gradient(optimizer.parameters):
                 if optimizer.was_reached and GradientEvent("backward", place) in self._moves[optimizer.stepped_at :]:
@@ -142,12 +151,26 @@ class GradientLedger:
             for parameter in module.parameters()
             if parameter.requires_grad
         }
-        if not trainable:
-            return
-        missing = [
-            parameter for parameter in trainable.values() if parameter.grad is not None and id(parameter) not in held
-        ]
-        self.run.gradients.left_out = LeftOut(len(missing), len(trainable), place) if missing else None
+        missing = {
+            key: parameter for key, parameter in trainable.items() if parameter.grad is not None and key not in held
+        }
+        for key, ref in self._leaves.items():  # a layer in a plain list is in no module
+            leaf = ref()
+            if leaf is not None and key not in trainable:
+                trainable[key] = leaf
+                if key not in held and isinstance(leaf, nn.Parameter) and self._stands(leaf) and _has_gradient([leaf]):
+                    missing[key] = leaf
+        if trainable:
+            self.run.gradients.left_out = LeftOut(len(missing), len(trainable), place) if missing else None
+
+    def _stands(self, leaf: Tensor) -> bool:
+        """Whether it was seen before an earlier step and has the same numbers: else the script changes it itself."""
+        total = float(leaf.detach().double().sum())
+        known = self._stood.get(id(leaf))
+        if known is None or known[0]() is not leaf:
+            self._stood[id(leaf)] = (weakref.ref(leaf), total)
+            return False
+        return known[1] == total
 
     def _find_kept_graphs(self, known: Iterable[tuple[Any, Value, int]]) -> None:
         """Tensors with a graph that outlive the updates they were made in."""
@@ -163,6 +186,23 @@ class GradientLedger:
             if tensor is not None and tensor.grad_fn is not None:
                 made.setdefault(value.place, set()).add(sum(border <= value.order for border in borders))
         self.run.gradients.kept += [KeptGraphs(len(updates), place) for place, updates in made.items()]
+
+
+def _leaves(loss: Tensor) -> list[Tensor]:
+    """The tensors that a backward of it gives gradients to."""
+    found: list[Tensor] = []
+    waiting = [loss.grad_fn]
+    seen = {loss.grad_fn}
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        for following, _ in () if node is None else node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return found
 
 
 def _emptied_at(moves: Sequence[GradientEvent], held: Sequence[Tensor]) -> Place | None:

@@ -9,6 +9,7 @@ import functools
 import math
 import weakref
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from assay.examine.weights import Weights
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value
 from assay.programs.run.draws import sampling_of
+from assay.programs.run.kinds import DRAWS, above
 from assay.programs.run.observe.guard import shielded
 from assay.programs.run.observe.ledger import GradientLedger
 from assay.programs.run.observe.models import (
@@ -37,11 +39,16 @@ from assay.programs.run.observe.places import Places
 from assay.programs.run.observe.recorder import MOST_VALUES, CallRecorder
 from assay.programs.run.observe.updates import UpdateReader, updates_since_sampling
 from assay.programs.run.sight import Sight, is_mask, number_of, shape_of, sight
-from assay.programs.run.watched import Backward, Forward, GenerateCall, WatchedRun, WatchedUpdate
+from assay.programs.run.watched import Backward, Forward, GenerateCall, Sampling, WatchedRun, WatchedUpdate
 
 LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
 MOST_UPDATES = 48  # observed since something was sampled
-MOST_BEFORE = 160  # observed before: a script may imitate answers first
+MOST_BEFORE = 48  # observed before, at a time: a script may imitate answers first
+
+
+MOST_OPERATIONS_OF_A_DRAW = 40  # between the random numbers and what is drawn
+_SCORES = (Kind.LOGITS, Kind.PROBABILITIES, Kind.LOG_SOFTMAX)
+_RANDOM = frozenset("rand rand_like uniform exponential uniform_ exponential_ gumbel".split())
 
 
 class Enough(SystemExit):
@@ -56,6 +63,7 @@ class ScriptObserver:
         self.recorder.before["backward"] = self._backward
         self.recorder.made = self._made
         self.recorder.drawn = self._drawn
+        self.recorder.chosen = self._chosen
         self.recorder.left = self._left
         self.recorder.parameter = self._parameter
         self.patches = Patches()
@@ -95,6 +103,8 @@ class ScriptObserver:
         if not self._live:
             return
         self._live = False
+        if self.recorder.is_asleep:
+            self.recorder.wake()
         self.recorder.stopped = True
         self.patches.undo()
         if self.recorder.off == 0:
@@ -221,13 +231,13 @@ class ScriptObserver:
         if config.get("do_sample"):
             self._sampled()
 
-    def add_distribution(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
+    def add_distribution(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
         named = {**dict(zip(("", "probs", "logits"), args, strict=False)), **kwargs}
         where = self.recorder.here(frame)
         arguments = {
             name: self.recorder.tensor(given, where) for name, given in named.items() if isinstance(given, Tensor)
         }
-        value = self.recorder.event("categorical", arguments, frame)
+        value = self.recorder.event(op, arguments, frame)
         self._distributions[id(args[0])] = (weakref.ref(args[0]), value)
 
     def add_result(
@@ -259,6 +269,26 @@ class ScriptObserver:
         self.run.samplings.append(draw)
         self._sampled()
 
+    def _chosen(self, value: Value) -> None:
+        """Integers that were made of a policy's numbers and of random ones: Gumbel noise and argmax, the place of a
+        random number in the summed probabilities."""
+        made_of = list(islice(above(value), MOST_OPERATIONS_OF_A_DRAW))
+        if any(made.op in DRAWS for made in made_of) or not any(made.op in _RANDOM for made in made_of):
+            return
+        passes = (self.kinds.forward_of(argument) for argument in value.arguments.values())
+        forward = next((found for found in passes if found is not None), None)
+        if forward is None:
+            return
+        scores = (made for made in made_of[1:] if self.kinds.of(made) in _SCORES and not _is_random(made))
+        drawn_from = next(scores, None)
+        draw = Sampling(value, forward, None)
+        if drawn_from is not None:  # as if it had been drawn from these
+            given = {"input": drawn_from}
+            plain = sampling_of(Value("multinomial", given, value.place, value.context, value.order), self.kinds)
+            draw = Sampling(value, forward, plain.temperature, plain.cuts)
+        self.run.samplings.append(draw)
+        self._sampled()
+
     def _left(self, value: Value) -> None:
         """Probabilities of actions that numpy or Python draw from."""
         given, seen = value.input, sight(value.input)
@@ -283,10 +313,10 @@ class ScriptObserver:
         if self.kinds.is_chosen(value):
             self._tensors[id(value)] = tensor
 
-    def _backward(self, value: Value) -> Callable[[], None] | None:
+    def _backward(self, value: Value, differentiated: Tensor) -> Callable[[], None] | None:
         loss = value.arguments["input"]
         backward = Backward(loss, number_of(loss))
-        self.ledger.backward(value.place)
+        self.ledger.backward(value.place, differentiated)
         self.run.backwards.append(backward)
         self._pending.append(backward)
         caught: dict[int, Tensor] = {}
@@ -326,6 +356,9 @@ class ScriptObserver:
             self.ledger.happened(kind, place)
 
     def before_step(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
+        if self.recorder.just_woke and not self._pending:
+            return  # its backward was not seen
+        self.recorder.just_woke = False
         held = _held(optimizer)
         models = self.models.holding(held)
         for model in models:
@@ -359,6 +392,8 @@ class ScriptObserver:
             self.updates.before(update, now=is_now)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) not in self._weights:
+            return
         number = self._optimizers[id(optimizer)]
         update = next(update for update in reversed(self.run.updates) if update.optimizer == number)
         with self.recorder.suspended():
@@ -377,11 +412,14 @@ class ScriptObserver:
             shielded(self.recorder.broke, self._enough)
             raise Enough(0)
         is_full = self._leaving or len(self.run.graph.values) > MOST_VALUES
-        most = MOST_UPDATES if self._rollouts else MOST_BEFORE
-        if self.steps is None and (len(updates_since_sampling(self.run)) >= most or is_full):
+        if self.steps is None and (
+            is_full or (self._rollouts and len(updates_since_sampling(self.run)) >= MOST_UPDATES)
+        ):
             self._enough()
         elif self._rollouts == 0 and len(self.run.updates) >= LEAST_UPDATES:
             self._report_so_far()
+        if self.steps is None and self._rollouts == 0 and len(self.run.updates) % MOST_BEFORE == 0:
+            self.recorder.sleep()
 
     def _report_so_far(self) -> None:
         """Between two calls of the script."""
@@ -399,6 +437,10 @@ class ScriptObserver:
 
 def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_random(value: Value) -> bool:
+    return any(made.op in _RANDOM for made in islice(above(value), MOST_OPERATIONS_OF_A_DRAW))
 
 
 def catch(caught: dict[int, Tensor], key: int, gradient: Tensor) -> None:

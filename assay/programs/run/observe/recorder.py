@@ -59,6 +59,9 @@ _WIDTH_KEPT = frozenset(
     "setitem index view reshape "
     "squeeze unsqueeze clone detach element stack cat neg changed sort topk tanh".split()
 )
+_DRAWS = frozenset("multinomial bernoulli exponential_ gumbel_softmax".split())
+_INTEGERS = (torch.int64, torch.int32)
+_PLACES = frozenset("argmax searchsorted bucketize sum argmin".split())
 _RANDOM_OR_EMPTY = frozenset("empty empty_like new_empty empty_strided".split())
 
 
@@ -77,13 +80,16 @@ class CallRecorder(TorchFunctionMode):
         self.run, self.places = run, places
         self.off = 0  # how many passes, steps and so on are under way
         self.stopped = False
+        self.is_asleep = self.just_woke = False
         self.state: int | None = None  # of the random numbers before the last draw
-        self.before: dict[str, Callable[[Value], Callable[[], None] | None]] = {}
+        self.before: dict[str, Callable[[Value, Tensor], Callable[[], None] | None]] = {}
         self.made: Callable[[Value, Tensor], None] | None = None  # called with every tensor that requires a gradient
         self.drawn: Callable[[Value], None] | None = None
+        self.chosen: Callable[[Value], None] | None = None  # called with places that may be draws
         self.left: Callable[[Value], None] | None = None  # called with whatever left torch as numbers
         self.parameter: Callable[[Value, Tensor], None] | None = None  # called with parameters that the script uses
         self._known: dict[int, tuple[_Ref, Value, int]] = {}
+        self._parameters: dict[int, weakref.ref[Tensor]] = {}  # by where their numbers are
         self._wide: set[int] = set()  # ids of Values whose last dimension is the vocabulary
         self._visits: dict[tuple[int, str], int] = {}  # by id of a Place, which Places keeps
         self._names: dict[str, str] = {}
@@ -94,9 +100,11 @@ class CallRecorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self.is_asleep and (name in _DRAWS or (name == "_set_grad_enabled" and args == (False,) and _is_by(self))):
+            self.wake()
         if self.off:
             return func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
         if name == "__get__":  # x.T is read as an attribute
             name = _TURNS.get(getattr(getattr(func, "__self__", None), "__name__", ""), name)
         if name in _DESCRIBES or len(self.run.graph.values) > MOST_VALUES:
@@ -114,6 +122,17 @@ class CallRecorder(TorchFunctionMode):
             raise
         shielded(self.broke, self._result, op, name, given, where, result, args)
         return result
+
+    def sleep(self) -> None:
+        """Nothing is recorded until something is drawn, or gradients are switched off as for a rollout: a script may
+        imitate answers for thousands of steps first."""
+        if not self.is_asleep:
+            self.is_asleep = True
+            self.off += 1
+
+    def wake(self) -> None:
+        self.is_asleep, self.just_woke = False, True
+        self.off -= 1
 
     def broke(self, error: Exception) -> None:
         """A fault of ours must not end somebody's script: it is reported, and nothing more is looked at."""
@@ -180,8 +199,21 @@ class CallRecorder(TorchFunctionMode):
     def tensor(self, tensor: Tensor, where: tuple[Place, str, Context]) -> Value:
         value = self._as_it_is(tensor, where)
         if self.parameter is not None and _is_parameter(tensor):
+            self._parameters[_address(tensor)] = weakref.ref(tensor)
             self.parameter(value, tensor)
+        elif self.parameter is not None and value.op in ("given", "changed"):
+            owner = self._owner(tensor)
+            if owner is not None:
+                self.parameter(value, owner)
         return value
+
+    def _owner(self, tensor: Tensor) -> Tensor | None:
+        """The parameter whose memory it is: state_dict() and .data copy nothing."""
+        known = self._parameters.get(_address(tensor) or -1)
+        owner = None if known is None else known()
+        if owner is None or owner.shape != tensor.shape or _address(owner) != _address(tensor):
+            return None
+        return owner
 
     def _as_it_is(self, tensor: Tensor, where: tuple[Place, str, Context]) -> Value:
         known = self._known.get(id(tensor))
@@ -285,6 +317,8 @@ class CallRecorder(TorchFunctionMode):
             return
         if op == "multinomial" and self.drawn is not None:
             self.drawn(value)
+        elif name in _PLACES and self.chosen is not None and getattr(result, "dtype", None) in _INTEGERS:
+            self.chosen(value)
 
     def _backward(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         after = shielded(self.broke, self._before_backward, args[0] if args else None, sys._getframe(2))
@@ -300,7 +334,7 @@ class CallRecorder(TorchFunctionMode):
             return None
         where = self.here(frame)
         value = self.run.graph.new("backward", {"input": self.tensor(loss, where)}, where[0], where[2])
-        return self.before["backward"](value)
+        return self.before["backward"](value, loss)
 
     def widen(self, value: Value) -> None:
         """Its last dimension is the vocabulary. What was kept of it is let go where it is large."""
@@ -354,6 +388,26 @@ def _is_parameter(tensor: Tensor) -> bool:
         return (
             tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
         )  # theta[0] without a gradient is a leaf
+
+
+def _is_by(recorder: CallRecorder) -> bool:
+    """Whether the script itself switches gradients off: an optimizer does so in each of its steps."""
+    frame = sys._getframe(2)
+    for _ in range(3):  # the context manager, and a decorator around the function
+        if frame is None or "/optim/" in frame.f_code.co_filename.replace("\\", "/"):
+            return False
+        if recorder.places.is_own(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _address(tensor: Tensor) -> int:
+    """Where its numbers are; 0: it has none of its own."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # inside vmap and its kin
+        return 0
 
 
 def _holds_tensor(part: Any) -> bool:
