@@ -38,6 +38,7 @@ from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.live import LiveDoctor, is_dying
 from assay.doctor.report import Report, write
 from assay.examine.again import ReferenceRow
+from assay.examine.directions import remembers
 from assay.examine.guard import Guard, short_reason
 from assay.examine.inputs import PassInputs
 from assay.examine.part import Part, join, join_inputs, sampled_fields, stack
@@ -253,10 +254,11 @@ class Attached(ABC):
     def add_loss(self, loss: Tensor) -> None:
         self._losses.append(loss.detach())
 
-    def before_step(self, weights: Sequence[Tensor]) -> None:
+    def before_step(self, weights: Sequence[Tensor], optimizer: Any = None) -> None:
         if self._look is not None:
             look, last = self._look, self._last_weights
-            look.weights = measured = Weights(weights, most=MOST_NUMBERS, by_gradient=True)
+            fresh = optimizer is not None and not remembers(optimizer)
+            look.weights = measured = Weights(weights, most=MOST_NUMBERS, by_gradient=True, fresh=fresh)
             if last is not None and last[0] == self.steps_done():
                 between = measured.changed_since(last[1])
                 look.numbers |= {} if between is None else {"moved_between": between}

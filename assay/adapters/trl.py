@@ -270,9 +270,9 @@ class AttachedToTRL(Attached):
         groups = getattr(optimizer, "param_groups", ())
         self._rate = self.attempt(lambda: max((float(group["lr"]) for group in groups), default=None), None)
         if self._look is not None and self._look.parts:
-            self.attempt(functools.partial(self._measure, self._look), None)
+            self.attempt(functools.partial(self._measure, self._look, optimizer), None)
 
-    def _measure(self, look: Look) -> None:
+    def _measure(self, look: Look, optimizer: Any) -> None:
         trainer = self.trainer
         if trainer.accelerator.num_processes > 1:
             return  # weights that are spread over processes cannot be asked by one
@@ -282,7 +282,7 @@ class AttachedToTRL(Attached):
         if not trainer._is_vlm:
             model = trainer.accelerator.unwrap_model(trainer.model)
             look.add_plain_logprobs(model, temperature_of(trainer), _reference(trainer, model), self.reference_row)
-        self.before_step([weight for weight in trainer.model.parameters() if weight.requires_grad])
+        self.before_step([weight for weight in trainer.model.parameters() if weight.requires_grad], optimizer)
 
     def _score_again(self, look: Look) -> dict[int, Tensor]:
         """By TRL's own pass."""

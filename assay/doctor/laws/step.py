@@ -1,7 +1,7 @@
 """
 ## What it checks
 The optimizer's step follows the gradient: weights that have one move, by about the rate, and they move downhill. Of the
-weights: do they move at all, by how much, and does the step point against the gradient? Of the model: do the log-probs
+weights: do they move at all, by how much, and does the step point against the gradient, tensor by tensor? Of the model: do the log-probs
 of the trained tokens move the way the loss asks for? The last also sees what happens to a gradient on its way to the
 weights.
 In a log it looks for gradients and a rate beside a KL to the reference, a reward and an entropy that do not move.
@@ -72,6 +72,8 @@ def check_batch(batch: Batch) -> Verdict:
     if (verdict := _of_weights_that_stay(batch, norm)) is not None:
         return verdict
     is_first = batch.step == 1 and batch.number("update") == 0
+    if (verdict := _of_single_tensors(batch)) is not None:
+        return verdict
     descent, pull = batch.numbers.get("descent"), _pull(batch)
     far = _of_weights_that_jump(batch, norm)
     if descent is None and pull is None and far is None:
@@ -163,6 +165,46 @@ def _of_weights_that_stay(batch: Batch, norm: float | None) -> Verdict | None:
         Fact("learning rate", float(rate)),
         confidence=Confidence.LIKELY if is_tiny or batch.settings.get("dtype") != "float32" else Confidence.PROVEN,
         fix="Make the optimizer from the parameters of the model that computes the loss, and step it.",
+    )
+
+
+def _of_single_tensors(batch: Batch) -> Verdict | None:
+    """Some tensors go their own way, in a first step, in which each follows its own gradient and nothing else."""
+    names = ("tensors_judged", "tensors_against", "tensors_astray", "tensors_exchanged")
+    if any(name not in batch.numbers for name in names):
+        return None
+    judged, against, astray, exchanged = (int(batch.numbers[name]) for name in names)
+    facts = (
+        Fact("tensors whose steps were held against their gradients", judged, step=batch.step),
+        Fact("tensors that moved up their own gradient", against, 0),
+        Fact("tensors whose step has nothing to do with their own gradient", astray, 0),
+        Fact("tensors that follow the gradient of another tensor", exchanged, 0),
+    )
+    lost = against + astray
+    if exchanged:
+        return finding(
+            f"{lost} of {judged} tensors do not follow their own gradient, and {exchanged} of them follow that of "
+            "another tensor: gradients were exchanged on their way to the optimizer",
+            *facts,
+            confidence=Confidence.PROVEN,
+            fix="Look for code that writes to `.grad` between backward() and step(), and for lists of gradients in "
+            "another order than the parameters.",
+        )
+    if not lost or against == judged:  # all of them: the step as a whole goes uphill
+        return None
+    if not astray:
+        message = f"{against} of {judged} tensors move up their own gradient, the others down"
+    elif astray == judged:
+        message = f"the step of all {judged} tensors has nothing to do with their gradients"
+    else:
+        message = f"{lost} of {judged} tensors do not follow their own gradient in the first step of the optimizer"
+    is_by_sign = judged - lost >= lost  # an optimizer that turns whole matrices does not move number by number
+    return finding(
+        message,
+        *facts,
+        confidence=Confidence.LIKELY if is_by_sign or astray == judged else Confidence.POSSIBLE,
+        fix="Look for what changes gradients between backward() and step(): hooks, `.grad` of an earlier batch, "
+        "gradients that are copied from another model.",
     )
 
 

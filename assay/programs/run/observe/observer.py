@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay.examine.directions import remembers
 from assay.examine.inputs import active_dropout
 from assay.examine.weights import Weights
 from assay.programs.facts.kinds import Kind
@@ -355,7 +356,10 @@ class ScriptObserver:
         with self.recorder.suspended(), torch.no_grad():
             trainable = [parameter for parameter in held if parameter.requires_grad]
             update.numbers["gradient_norm"] = gradient_norm(trainable)
-            self._weights[id(optimizer)] = (Weights(trainable), has_new_pair(trainable))
+            self._weights[id(optimizer)] = (
+                Weights(trainable, fresh=not remembers(optimizer)),
+                has_new_pair(trainable),
+            )
             self.updates.before(update, now=is_now)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
