@@ -21,7 +21,9 @@ AGAINST = 0.1
 MOST_COMPARED = 8  # tensors that are compared with the gradients of others
 
 
-def directions(steps: Sequence[Tensor], gradients: Sequence[Tensor | None], weights: Sequence[Tensor]) -> dict[str, int]:
+def directions(
+    steps: Sequence[Tensor], gradients: Sequence[Tensor | None], weights: Sequence[Tensor]
+) -> dict[str, int]:
     """Fields of a Batch. Of each tensor the same numbers are given of its step, its gradient and itself before."""
     agreements = [
         None if gradient is None else _agreement(step, gradient, weight)

@@ -121,6 +121,7 @@ NUMBERS: dict[str, str] = {
     "tensors_against": "Of them: tensors that moved up their own gradient.",
     "tensors_astray": "Of them: tensors whose step has nothing to do with their own gradient.",
     "tensors_exchanged": "Of these: tensors that follow the gradient of another tensor.",
+    "steps_without_gradient": "Optimizer steps in a row before which no tensor had a gradient, not even one of zeros.",
     "prompts_left_open": "Chat prompts that do not end with the words after which the assistant speaks.",
     "moved_between": "How far the weights moved between the last update and this one, as a share of the last update.",
     "reference_drift": "Largest change of the reference's log-probs of one row since the first look at it.",

@@ -25,7 +25,7 @@ MAYBE_INFINITE = ("correction_high", "dual_clip", "delta")  # a bound that nothi
 WHOLE = frozenset(  # numbers
     (
         "step update policy_version tensors tensors_changed tensors_without_gradient dropout_modules prompts_left_open "
-        "tensors_judged tensors_against tensors_astray tensors_exchanged"
+        "tensors_judged tensors_against tensors_astray tensors_exchanged steps_without_gradient"
     ).split()
 )
 LARGEST_COUNT = 2**53  # above it a float skips whole numbers
