@@ -60,6 +60,7 @@ from assay.record.directory import json_bytes
 
 CLOSELY = 5  # first updates that are all looked at
 SHARE = 0.02  # of the run's time that later looks may take
+AT_FIRST = 2  # first updates after which plain log-probs are computed once more: what they did to the policy
 KEPT = 8  # newest batches that a report may quote
 WAITING = 25  # rows of curves that are written together: a disk that syncs after every step costs more than the doctor
 FAILURES = 3  # looks that may break before there are no more
@@ -146,6 +147,14 @@ class Look:
                     sampled[rows[0]],
                 )
                 self.numbers |= {} if drift is None else {"reference_drift": drift}
+
+    def add_plain_logprobs_after(self, model: nn.Module, temperature: float) -> None:
+        """Of the same rows, when the optimizer has moved the weights."""
+        prompts, sampled = self.rollouts.prompts, self.rollouts.sampled
+        self.logprobs["plain_logprobs_after"] = {
+            row: plain_logprobs(model, prompts[row], sampled[row], temperature=temperature).scaled_T
+            for row in self.logprobs["plain_logprobs"]
+        }
 
     def fields(self, pad: int) -> dict[str, Any]:
         """Of a Batch; the adapter adds settings, rewards and what else it knows."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,7 @@ class OptimizerSteps:
 
     def show_graph(self, tensor: Tensor) -> None:
         """What the loss, or the log-probs in it, are made of."""
-        self._guard.attempt(lambda: self._reached.update(_parameters_below(tensor)), None)
+        self._guard.attempt(lambda: self._reached.update(parameters_below(tensor)), None)
 
     def close(self) -> None:
         for handle in self._handles:
@@ -107,17 +107,19 @@ class OptimizerSteps:
         reached = [weight for ref in self._reached.values() if (weight := ref()) is not None]
         left = [weight for weight in reached if id(weight) not in own and weight.grad is not None]
         if left:
-            groups = [group for optimizer in _optimizers() for group in optimizer.param_groups]
-            others = {id(weight) for group in groups for weight in group["params"]}
+            others = held_by_optimizers()
             left = [weight for weight in left if id(weight) not in others]
         return left
 
 
-def _optimizers() -> Iterator[Optimizer]:
-    return (thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer))
+def held_by_optimizers() -> set[int]:
+    """Ids of what the optimizers of the process hold, also of those that have not stepped yet. It takes a while."""
+    optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
+    groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
+    return {id(weight) for group in groups for weight in group["params"]}
 
 
-def _parameters_below(tensor: Tensor) -> dict[int, weakref.ref[Tensor]]:
+def parameters_below(tensor: Tensor) -> dict[int, weakref.ref[Tensor]]:
     """Of the graph of a tensor: the parameters at its ends, by id."""
     found: dict[int, weakref.ref[Tensor]] = {}
     waiting, seen = [tensor.grad_fn], set()

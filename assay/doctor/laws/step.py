@@ -108,9 +108,14 @@ def check_batch(batch: Batch) -> Verdict:
         )
     if not uphill:
         return far or healthy("the step goes downhill", *facts)
-    where = "the weights" if descent is not None and descent < 0 else "the log-probs of the trained tokens"
+    if descent is None or descent >= 0:  # a bonus that the token gradients do not show may have asked for it
+        return finding(
+            "the log-probs of the trained tokens move against what the loss asks of them: the step goes uphill",
+            *facts,
+            confidence=Confidence.LIKELY,
+        )
     return finding(
-        f"the step of {where} goes uphill: it makes the loss larger",
+        "the step of the weights goes uphill: it makes the loss larger",
         *facts,
         confidence=Confidence.PROVEN if is_first else Confidence.LIKELY,
     )

@@ -11,7 +11,7 @@ back: the run goes on at full cost and learns nothing.
 
 ## How to fix it
 Go back to a checkpoint before the drop and lower the learning rate, first of all; then look for a gradient that is not
-clipped, many updates per rollout, and a KL or entropy term of the wrong sign.
+clipped, rewards that are not scaled (SGD moves by rate times gradient), many updates per rollout, and a KL or entropy term of the wrong sign.
 
     # before: Adam moves every weight by about the rate, and most weights are smaller than 0.1
     optimizer = AdamW(model.parameters(), lr=0.1)
@@ -59,10 +59,11 @@ def check_batch(batch: Batch) -> Verdict:
     far = [fact for fact, is_far in known if is_far]
     if not far:
         return healthy("the update moves the policy by little", *(fact for fact, _ in known))
+    rate = batch.settings.get("learning_rate")
     return finding(
-        f"one update destroys the policy: {far[0].what} is {far[0].value:.2g}",
+        f"one update destroys the policy: {far[0].what} is {far[0].value:.2g}" + _at(rate),
         *(fact for fact, _ in known),
-        Fact("learning rate", batch.settings.get("learning_rate", "not recorded")),
+        Fact("learning rate", "not recorded" if rate is None else rate),
         confidence=Confidence.LIKELY,
     )
 
@@ -83,7 +84,7 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
     rate = batch.settings.get("learning_rate")
     return finding(
         f"one update destroys the policy: it moves the log-probs of its own tokens by {largest:.2g} nats on average"
-        + ("" if rate is None else f", at a learning rate of {rate:g}"),
+        + _at(rate),
         fact,
         Fact("learning rate", "not recorded" if rate is None else rate),
         confidence=Confidence.LIKELY,
@@ -100,6 +101,10 @@ def check_curves(curves: Curves) -> Verdict:
     if np.isfinite(reward_N).sum() <= STAYS:
         raise Missing(f"reward_mean of {STAYS + 1} steps")
     return healthy("the reward does not fall to its worst value for good")
+
+
+def _at(rate: float | None) -> str:
+    return "" if rate is None else f", at a learning rate of {rate:g}"
 
 
 def _moved_weights(batch: Batch) -> tuple[Fact, bool] | None:

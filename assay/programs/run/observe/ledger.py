@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay.examine.steps import held_by_optimizers, parameters_below
 from assay.programs.graph import Value
 from assay.programs.run.gradients import Bypass, GradientEvent, KeptGraphs, LeftOut, OptimizerStep, SharedStep
 from assay.programs.run.sight import Sight
 from assay.programs.run.watched import WatchedRun
 from assay.verdict import Place
 
+FIRST_NUMBERS = 64  # of a parameter, that show whether it moves
+STEPS_UNHELD = 3  # optimizer steps since it was reached first
 PARAMETERS_LOOKED_AT = 8  # parameters that show whether gradients are there
 
 
@@ -37,15 +40,28 @@ class _Optimizer:
         return [parameter for ref in self.held if (parameter := ref()) is not None]
 
 
+@dataclass(frozen=True)
+class _Reached:
+    """A parameter at the end of a loss's graph."""
+
+    weight: weakref.ref[Tensor]
+    numbers: Tensor  # the first of them, when it was reached first
+    since: int  # optimizer steps made before
+
+
 class GradientLedger:
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
+        self._reached: dict[int, _Reached] = {}
+        self._held_elsewhere: set[int] | None = None  # by optimizers that have not stepped, when somebody asked last
         self._moves: list[GradientEvent] = []
         self._optimizers: dict[int, _Optimizer] = {}
         self._last_steps: list[tuple[int, Place]] = []  # since the last backward: which optimizer, and where
         self._wrappers: dict[int, tuple[weakref.ref[Any], int]] = {}  # DDP and its passes with gradients since a step
 
-    def backward(self, place: Place) -> None:
+    def backward(self, place: Place, loss: Tensor | None = None) -> None:
+        if loss is not None:
+            self._reach(loss)
         for optimizer in self._optimizers.values():
             if not _has_gradient(optimizer.parameters):
                 if optimizer.was_reached and GradientEvent("backward", place) in self._moves[optimizer.stepped_at :]:
@@ -134,6 +150,30 @@ class GradientLedger:
             self._wrappers[key] = (ref, 0)
         self.run.gradients.is_wrapped = bool(self._wrappers)
 
+    def _reach(self, loss: Tensor) -> None:
+        """What the loss is made of, whatever module holds it: it may stand in a plain list."""
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            for key, ref in parameters_below(loss).items():
+                known = self._reached.get(key)
+                if known is None or known.weight() is not ref():
+                    self._reached[key] = _Reached(ref, _first_numbers(ref()), len(self.run.gradients.steps))
+
+    def _unheld(self, held: frozenset[int]) -> list[Tensor]:
+        """Parameters that losses reached before several steps: no optimizer holds them and nobody moved them."""
+        steps = len(self.run.gradients.steps)
+        found = [
+            weight
+            for reached in self._reached.values()
+            if (weight := reached.weight()) is not None
+            and id(weight) not in held
+            and steps - reached.since > STEPS_UNHELD
+            and weight.grad is not None
+            and torch.equal(_first_numbers(weight), reached.numbers)
+        ]
+        if found and self._held_elsewhere is None:
+            self._held_elsewhere = held_by_optimizers()
+        return [weight for weight in found if id(weight) not in (self._held_elsewhere or ())]
+
     def _find_left_out(self, trained: Iterable[nn.Module], place: Place) -> None:
         held = frozenset().union(*(optimizer.ids for optimizer in self._optimizers.values()))
         trainable = {
@@ -142,12 +182,16 @@ class GradientLedger:
             for parameter in module.parameters()
             if parameter.requires_grad
         }
-        if not trainable:
-            return
-        missing = [
-            parameter for parameter in trainable.values() if parameter.grad is not None and id(parameter) not in held
-        ]
-        self.run.gradients.left_out = LeftOut(len(missing), len(trainable), place) if missing else None
+        missing = {
+            key: parameter
+            for key, parameter in trainable.items()
+            if parameter.grad is not None and id(parameter) not in held
+        }
+        unheld = {id(weight): weight for weight in self._unheld(held)}
+        count = len(trainable.keys() | (self._reached.keys() if unheld else set()))
+        missing |= unheld
+        if trainable or unheld:
+            self.run.gradients.left_out = LeftOut(len(missing), count, place) if missing else None
 
     def _find_kept_graphs(self, known: Iterable[tuple[Any, Value, int]]) -> None:
         """Tensors with a graph that outlive the updates they were made in."""
@@ -163,6 +207,10 @@ class GradientLedger:
             if tensor is not None and tensor.grad_fn is not None:
                 made.setdefault(value.place, set()).add(sum(border <= value.order for border in borders))
         self.run.gradients.kept += [KeptGraphs(len(updates), place) for place, updates in made.items()]
+
+
+def _first_numbers(weight: Tensor | None) -> Tensor:
+    return torch.empty(0) if weight is None else weight.detach().flatten()[:FIRST_NUMBERS].clone()
 
 
 def _emptied_at(moves: Sequence[GradientEvent], held: Sequence[Tensor]) -> Place | None:

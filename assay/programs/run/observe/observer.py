@@ -284,17 +284,17 @@ class ScriptObserver:
         if self.kinds.is_chosen(value):
             self._tensors[id(value)] = tensor
 
-    def _backward(self, value: Value) -> Callable[[], None] | None:
+    def _backward(self, value: Value, tensor: Tensor) -> Callable[[], None] | None:
         loss = value.arguments["input"]
         backward = Backward(loss, number_of(loss))
-        self.ledger.backward(value.place)
+        self.ledger.backward(value.place, tensor)
         self.run.backwards.append(backward)
         self._pending.append(backward)
         caught: dict[int, Tensor] = {}
         handles = [
-            tensor.register_hook(functools.partial(shielded, self.recorder.broke, catch, caught, key))  # type: ignore[no-untyped-call]
-            for key, tensor in self._tensors.items()
-            if tensor.requires_grad
+            made.register_hook(functools.partial(shielded, self.recorder.broke, catch, caught, key))  # type: ignore[no-untyped-call]
+            for key, made in self._tensors.items()
+            if made.requires_grad
         ]
 
         def after() -> None:

@@ -78,7 +78,7 @@ class CallRecorder(TorchFunctionMode):
         self.off = 0  # how many passes, steps and so on are under way
         self.stopped = False
         self.state: int | None = None  # of the random numbers before the last draw
-        self.before: dict[str, Callable[[Value], Callable[[], None] | None]] = {}
+        self.before: dict[str, Callable[[Value, Tensor], Callable[[], None] | None]] = {}
         self.made: Callable[[Value, Tensor], None] | None = None  # called with every tensor that requires a gradient
         self.drawn: Callable[[Value], None] | None = None
         self.left: Callable[[Value], None] | None = None  # called with whatever left torch as numbers
@@ -300,7 +300,7 @@ class CallRecorder(TorchFunctionMode):
             return None
         where = self.here(frame)
         value = self.run.graph.new("backward", {"input": self.tensor(loss, where)}, where[0], where[2])
-        return self.before["backward"](value)
+        return self.before["backward"](value, loss)
 
     def widen(self, value: Value) -> None:
         """Its last dimension is the vocabulary. What was kept of it is let go where it is large."""
