@@ -18,6 +18,7 @@ SMALL = 0.01  # of a tensor's largest gradient: decay or rounding may have a lar
 FOLLOWS = 0.95  # of the signs
 ASTRAY = 0.75  # of the signs: half of them agree by chance
 AGAINST = 0.1
+ALONG = 0.3  # cosine: an optimizer that turns a matrix as a whole (Muon) keeps this direction, and not every sign
 MOST_COMPARED = 8  # tensors that are compared with the gradients of others
 
 
@@ -45,7 +46,8 @@ def directions(
 def remembers(optimizer: Any) -> bool:
     """Whether the optimizer keeps something of earlier gradients."""
     states = getattr(optimizer, "state", {}).values()
-    return any(isinstance(value, Tensor) and value.numel() > 1 for state in states for value in state.values())
+    values = (value for state in states for value in state.values() if isinstance(value, Tensor))
+    return any(value.numel() > 1 and bool(value.any()) for value in values)
 
 
 def _agreement(step: Tensor, gradient: Tensor, weight: Tensor) -> float | None:
@@ -59,10 +61,14 @@ def _agreement(step: Tensor, gradient: Tensor, weight: Tensor) -> float | None:
         return None
     plain = float((step.sign() == -gradient.sign())[moved].double().mean())
     size = float(weight @ weight)
-    if plain >= ASTRAY or size == 0:
-        return plain
+    if plain >= ASTRAY or size == 0 or _cosine(step, -gradient) > ALONG:
+        return max(plain, ASTRAY) if plain > AGAINST else plain
     step, gradient = (values - float(values @ weight) / size * weight for values in (step, gradient))
     return max(plain, float((step.sign() == -gradient.sign())[moved].double().mean()))
+
+
+def _cosine(step: Tensor, downhill: Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(step, downhill, dim=0))
 
 
 def _largest(gradient: Tensor) -> Tensor | None:

@@ -11,7 +11,8 @@ back: the run goes on at full cost and learns nothing.
 
 ## How to fix it
 Go back to a checkpoint before the drop and lower the learning rate, first of all; then look for a gradient that is not
-clipped, rewards that are not scaled (SGD moves by rate times gradient), many updates per rollout, and a KL or entropy term of the wrong sign.
+clipped, rewards that are not scaled (SGD moves by rate times gradient), many updates per rollout, and a KL or entropy
+term of the wrong sign.
 
     # before: Adam moves every weight by about the rate, and most weights are smaller than 0.1
     optimizer = AdamW(model.parameters(), lr=0.1)
