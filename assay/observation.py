@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.doctor.diagnosis import Diagnosis
+from assay.doctor.laws.step import DIRECTIONS, minimises
 from assay.doctor.live import LiveDoctor
 from assay.machine.durable import reason
 from assay.record.batch import TEXTS, Array, Batch, BatchError
@@ -22,6 +23,8 @@ from assay.record.batch_file import write_batch
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from assay.examine.steps import OptimizerSteps
 
 _ROWS_ASKED = 8  # whose temperature is looked for
 _LONG_PROMPT = 4  # tokens that all completions of a batch do not repeat by chance
@@ -34,9 +37,11 @@ def observe(*, write: str | Path | None = None, model: nn.Module | None = None, 
     `fields` are arrays, numbers, settings and texts of a batch, by name. `write` also keeps them as a batch file, for
     `assay doctor FILE`. With a `model` (a Hugging Face causal LM) the plain log-probs of prompt_tokens + tokens are
     computed again: that proves shifts, temperatures and masks right or wrong; it costs a forward pass per row.
-    Nothing is changed: no tensor, no mode, no random state.
+    Nothing is changed: no tensor, no mode, no random state. From the first call on the doctor also sees the steps of
+    this process's optimizers: whether the weights that have a gradient move, and where to.
     """
     texts = {name: list(fields.pop(name)) for name in TEXTS if fields.get(name) is not None}
+    given, fields = fields, _with_token_gradients(fields)
     batch = Batch.of(fields, texts, source=f"step {fields['step']}" if "step" in fields else "the observed batch")
     if model is not None:
         batch = _with_plain_logprobs(batch, model)
@@ -48,6 +53,7 @@ def observe(*, write: str | Path | None = None, model: nn.Module | None = None, 
             raise BatchError(
                 f"write = {write} could not be written: {reason(error)}; give the path of a file"
             ) from error
+    _remember(batch, given)
     return _doctor().examined(batch)
 
 
@@ -55,6 +61,65 @@ def observe(*, write: str | Path | None = None, model: nn.Module | None = None, 
 def _doctor() -> LiveDoctor:
     """One for the whole process."""
     return LiveDoctor("warn", lambda text: print(text, file=sys.stderr), name="assay")
+
+
+_LAST: list[Batch] = []  # the newest that was observed
+
+
+@functools.cache
+def _steps() -> OptimizerSteps:
+    """One for the whole process: it sees every optimizer step from the first call on."""
+    from assay.examine.steps import OptimizerSteps
+
+    return OptimizerSteps(
+        _took_step,
+        lambda error: print(f"assay: optimizer steps are not looked at any more: {reason(error)}", file=sys.stderr),
+    )
+
+
+def _remember(batch: Batch, given: Mapping[str, Any]) -> None:
+    """The graphs of what was given lead to the weights; the optimizer's next steps show what becomes of them."""
+    _LAST[:] = [batch]
+    if "torch" in sys.modules:
+        steps = _steps()
+        for name in ("loss", "new_logprobs"):
+            if getattr(given.get(name), "grad_fn", None) is not None:
+                steps.show_graph(given[name])
+
+
+def _took_step(numbers: dict[str, Any], climbs: bool) -> None:
+    observed = _LAST[0]
+    if climbs:
+        numbers = _of_one_that_climbs(numbers, observed)
+    place = {name: observed.numbers[name] for name in ("step", "update") if name in observed.numbers}
+    source = f"the optimizer's step after {observed.source}"
+    _doctor().took_step(Batch.of({**numbers, **place}, source=source))
+
+
+def _of_one_that_climbs(numbers: dict[str, Any], observed: Batch) -> dict[str, Any]:
+    """Up is right where what is differentiated is to be maximised; where that is not known, nothing is said of it."""
+    is_minimised = minimises(observed)
+    if is_minimised:
+        return numbers
+    kept = {name: number for name, number in numbers.items() if name not in DIRECTIONS}
+    if is_minimised is False and "descent" in numbers:
+        kept["descent"] = -numbers["descent"]
+    return kept
+
+
+def _with_token_gradients(fields: dict[str, Any]) -> dict[str, Any]:
+    """With d loss / d new_logprobs, where the graph between the two is still there."""
+    loss, new_BT = fields.get("loss"), fields.get("new_logprobs")
+    has_graphs = getattr(loss, "grad_fn", None) is not None and getattr(new_BT, "requires_grad", False)
+    if not has_graphs or fields.get("gradients") is not None:
+        return fields
+    import torch
+
+    try:
+        (gradients,) = torch.autograd.grad(loss, new_BT, retain_graph=True, allow_unused=True)
+    except RuntimeError:  # backward() has freed the graph
+        return fields
+    return fields if gradients is None else {**fields, "gradients": gradients}
 
 
 def _with_plain_logprobs(batch: Batch, model: nn.Module) -> Batch:

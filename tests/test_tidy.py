@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "programs": {"record", "policy", "examine"},
     "doctor": {"record", "programs"},
     "watch": {"programs", "record", "doctor", "adapters"},
-    "observation": {"record", "doctor", "policy"},
+    "observation": {"record", "doctor", "policy", "examine"},
     "adapters": {"record", "doctor", "policy", "examine"},
     "cli": set("train record tasks rewards reward_check doctor observation programs watch".split()),
     "__init__": {"train", "observation"},

@@ -39,6 +39,7 @@ from assay.doctor.evidence import Curves, Evidence
 from assay.doctor.live import LiveDoctor, is_dying
 from assay.doctor.report import Report, write
 from assay.examine.again import ReferenceRow
+from assay.examine.directions import remembers
 from assay.examine.guard import Guard, short_reason
 from assay.examine.inputs import PassInputs
 from assay.examine.part import Part, join, join_inputs, sampled_fields, stack
@@ -61,6 +62,7 @@ from assay.record.directory import json_bytes
 ROWS_ASKED = 4  # whose temperature is looked for
 CLOSELY = 5  # first updates that are all looked at
 SHARE = 0.02  # of the run's time that later looks may take
+AT_FIRST = 2  # first updates after which plain log-probs are computed once more: what they did to the policy
 KEPT = 8  # newest batches that a report may quote
 WAITING = 25  # rows of curves that are written together: a disk that syncs after every step costs more than the doctor
 FAILURES = 3  # looks that may break before there are no more
@@ -172,6 +174,14 @@ class Look:
             return None
         return temperature_behind(model, [part[1:] for part in asked], temperature)
 
+    def add_plain_logprobs_after(self, model: nn.Module, temperature: float) -> None:
+        """Of the same rows, when the optimizer has moved the weights."""
+        prompts, sampled = self.rollouts.prompts, self.rollouts.sampled
+        self.logprobs["plain_logprobs_after"] = {
+            row: plain_logprobs(model, prompts[row], sampled[row], temperature=temperature).scaled_T
+            for row in self.logprobs["plain_logprobs"]
+        }
+
     def fields(self, pad: int) -> dict[str, Any]:
         """Of a Batch; the adapter adds settings, rewards and what else it knows."""
         rows = self.rows
@@ -279,10 +289,11 @@ class Attached(ABC):
     def add_loss(self, loss: Tensor) -> None:
         self._losses.append(loss.detach())
 
-    def before_step(self, weights: Sequence[Tensor]) -> None:
+    def before_step(self, weights: Sequence[Tensor], optimizer: Any = None) -> None:
         if self._look is not None:
             look, last = self._look, self._last_weights
-            look.weights = measured = Weights(weights, most=MOST_NUMBERS, by_gradient=True)
+            fresh = optimizer is not None and not remembers(optimizer)
+            look.weights = measured = Weights(weights, most=MOST_NUMBERS, by_gradient=True, fresh=fresh)
             if last is not None and last[0] == self.steps_done():
                 between = measured.changed_since(last[1])
                 look.numbers |= {} if between is None else {"moved_between": between}

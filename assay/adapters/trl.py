@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from assay.adapters.attached import Attached, Look, Rollouts
+from assay.adapters.attached import AT_FIRST, Attached, Look, Rollouts
 from assay.adapters.trl_batch import TRLGeneration, loss_tokens, part_of, rollout_batch, update_batch
 from assay.adapters.trl_settings import (
     METRICS,
@@ -270,9 +270,9 @@ class AttachedToTRL(Attached):
         groups = getattr(optimizer, "param_groups", ())
         self._rate = self.attempt(lambda: max((float(group["lr"]) for group in groups), default=None), None)
         if self._look is not None and self._look.parts:
-            self.attempt(functools.partial(self._measure, self._look), None)
+            self.attempt(functools.partial(self._measure, self._look, optimizer), None)
 
-    def _measure(self, look: Look) -> None:
+    def _measure(self, look: Look, optimizer: Any) -> None:
         trainer = self.trainer
         if trainer.accelerator.num_processes > 1:
             return  # weights that are spread over processes cannot be asked by one
@@ -282,7 +282,14 @@ class AttachedToTRL(Attached):
         if not trainer._is_vlm:
             model = trainer.accelerator.unwrap_model(trainer.model)
             look.add_plain_logprobs(model, temperature_of(trainer), _reference(trainer, model), self.reference_row)
-        self.before_step([weight for weight in trainer.model.parameters() if weight.requires_grad])
+        self.before_step([weight for weight in trainer.model.parameters() if weight.requires_grad], optimizer)
+
+    def after_optimizer(self) -> None:
+        self.after_step()
+        look = self._look
+        if look is not None and "plain_logprobs" in look.logprobs and self.steps_done() < AT_FIRST:
+            model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+            self.attempt(lambda: look.add_plain_logprobs_after(model, temperature_of(self.trainer)), None)
 
     def _score_again(self, look: Look) -> dict[int, Tensor]:
         """By TRL's own pass."""
@@ -313,7 +320,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self.attached.before_optimizer(optimizer)
 
     def on_optimizer_step(self, *args: Any, **others: Any) -> None:
-        self.attached.after_step()
+        self.attached.after_optimizer()
 
     def on_step_end(self, *args: Any, **others: Any) -> None:
         self.attached.end_step()

@@ -49,8 +49,8 @@ MOST_FACTS = 4  # shown of a finding
 MOST_KEPT = 16  # batches that are kept for checks of several
 KEPT_FIELDS = (
     "tokens mask lengths finished forced prompt_tokens prompt_mask rewards group_ids sampler_versions sampler_logprobs "
-    "old_logprobs ref_logprobs plain_logprobs plain_entropy plain_variance plain_ref_logprobs drawn_counts "
-    "drawn_expected drawn_variance drawn_absent variant_gains variant_impossible"
+    "new_logprobs old_logprobs advantages ref_logprobs plain_logprobs plain_entropy plain_variance plain_ref_logprobs "
+    "drawn_counts drawn_expected drawn_variance drawn_absent variant_gains variant_impossible"
 ).split()
 
 
@@ -124,6 +124,10 @@ class LiveDoctor:
         if self.directory is not None:
             return self._look_at_batch(batch)
         return self._look_at_batch(batch, self._observed_so_far(batch))
+
+    def took_step(self, batch: Batch) -> Diagnosis:
+        """What an optimizer did, measured apart from the rows of any batch."""
+        return self._look(Evidence(batches=(batch,)), batch.step)
 
     def _observed_so_far(self, batch: Batch) -> Curves | None:
         """The curves of the observed batches, while they are of one run: their steps rise."""

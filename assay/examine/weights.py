@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from assay.examine.directions import directions
+
 NUMBERS = 2_000_000  # that are copied to be compared
 MANY = 1000  # numbers that are not all of 16 bits by chance
 OF_EACH = 64  # numbers of each tensor, where only those with the largest gradients are compared
@@ -17,12 +19,15 @@ class Weights:
     """Made before the step, of tensors that have their gradients; `after` compares."""
 
     @torch.no_grad()
-    def __init__(self, tensors: Sequence[Tensor], *, most: int = NUMBERS, by_gradient: bool = False) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], *, most: int = NUMBERS, by_gradient: bool = False, fresh: bool = False
+    ) -> None:
         """Compares at most `most` numbers: of a larger model the first of each tensor, or with `by_gradient` those with
-        the largest gradients, which show whether a tensor moved and nothing about its other numbers."""
-        self.tensors = tensors
+        the largest gradients, which show whether a tensor moved and nothing about its other numbers. `fresh`: the
+        optimizer remembers no earlier gradient, so that each tensor must follow its own."""
+        self.tensors, self._fresh = tensors, fresh
         gradients = [tensor.grad for tensor in tensors]
-        self.without_gradient = len(tensors) - sum(map(_has_numbers, gradients))
+        self.without_gradient = len(tensors) - sum(map(has_numbers, gradients))
         self.is_sample = by_gradient and sum(tensor.numel() for tensor in tensors) > most
         self._each = OF_EACH if self.is_sample else most if by_gradient else max(1, most // max(len(tensors), 1))
         self._places = [_largest(gradient) if self.is_sample else None for gradient in gradients]
@@ -81,6 +86,10 @@ class Weights:
             numbers["weight_bits"] = min(torch.finfo(tensor.dtype).bits for tensor in self.tensors)
             if compared >= MANY and all(_is_rounded(now) for now in self._after):
                 numbers["weight_bits"] = 16  # whatever holds them: something rounds them after each step
+        if self._fresh and moved > 0 and math.isfinite(moved):
+            pairs = zip(self._after, self._before, strict=True)
+            steps = [now.float() - before.float() for now, before in pairs]
+            numbers |= directions(steps, self._gradients, self._before)
         if not self.is_sample:
             numbers |= {"update_norm": moved**0.5, "numbers_changed_share": sum(changed) / max(compared, 1)}
         return numbers
@@ -93,7 +102,7 @@ class Weights:
         return slice(self._each) if places is None else places
 
 
-def _has_numbers(gradient: Tensor | None) -> bool:
+def has_numbers(gradient: Tensor | None) -> bool:
     if gradient is None:
         return False
     return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).any())

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from assay.calibration import Tally
 from assay.config import Config
 from assay.examine.again import ReferenceRow
+from assay.examine.directions import remembers
 from assay.examine.guard import Guard, short_reason
 from assay.examine.inputs import RowInputs
 from assay.examine.loss_probes import loss_probes, losses, token_gradients
@@ -132,7 +133,8 @@ class Examination:
             self._parts.append(Part(batch.rows, tensors).only(kept))
 
     def stepping(self, masters: Sequence[nn.Parameter]) -> None:
-        self._weights = self._attempt(lambda: Weights(masters), None)
+        fresh = not remembers(self.learner.optimizer)
+        self._weights = self._attempt(lambda: Weights(masters, fresh=fresh), None)
 
     def batch(self, update: Update) -> Batch | None:
         """None if something could not be measured: `failure` says what."""

@@ -24,7 +24,8 @@ ANY_SIGN = frozenset(("max_reward", "min_reward", "top_k", "pad_id", "kl_coef", 
 MAYBE_INFINITE = ("correction_high", "dual_clip", "delta")  # a bound that nothing reaches
 WHOLE = frozenset(  # numbers
     (
-        "step update policy_version tensors tensors_changed tensors_without_gradient dropout_modules prompts_left_open"
+        "step update policy_version tensors tensors_changed tensors_without_gradient dropout_modules prompts_left_open "
+        "tensors_judged tensors_against tensors_astray tensors_exchanged steps_without_gradient"
     ).split()
 )
 LARGEST_COUNT = 2**53  # above it a float skips whole numbers

@@ -16,6 +16,7 @@ from assay.verdict import Missing
 
 STEPS = 20  # fewer steps have quarters of fewer than five: one of them would decide
 EQUAL = 1e-6  # relative: a mean of equal rewards may round
+SURE = 0.2  # nats per token: a policy that varies its answers has more
 SOLVED = 0.1  # of the range of rewards: a mean this near to the best one leaves nothing to learn
 
 
@@ -74,8 +75,14 @@ def has_varied(curves: Curves) -> bool:
 
 
 def is_solved_by_evaluation(curves: Curves) -> bool:
+    """An evaluation that every answer has passed since the start is asked with the same reward that every answer gets:
+    it says nothing, unless the policy is sure of its answers."""
     passed = [row["pass_at_1"] for row in curves.evaluations if isinstance(row.get("pass_at_1"), int | float)]
-    return bool(passed) and passed[-1] >= 1.0 - SOLVED
+    if not passed or passed[-1] < 1.0 - SOLVED:
+        return False
+    entropy_N = curves.column("entropy")
+    entropy_N = entropy_N[np.isfinite(entropy_N)]
+    return min(passed) < 1.0 or not len(entropy_N) or bool(np.median(entropy_N) < SURE)
 
 
 def trailing(flags_N: Flags) -> int:

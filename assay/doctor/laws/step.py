@@ -1,9 +1,10 @@
 """
 ## What it checks
 The optimizer's step follows the gradient: weights that have one move, by about the rate, and they move downhill. Of the
-weights: do they move at all, by how much, and does the step point against the gradient? Of the model: do the log-probs
-of the trained tokens move the way the loss asks for? The last also sees what happens to a gradient on its way to the
-weights.
+weights: do they move at all, by how much, and does the step point against the gradient? In the first step of an
+optimizer that is asked of each tensor by itself. Of the model: do the log-probs of the trained tokens move the way the
+loss asks for? That also sees what happens to a gradient on its way to the weights. Where rows are trained on several
+times, no model is needed: the next update shows what the last one did to them.
 In a log it looks for gradients and a rate beside a KL to the reference, a reward and an entropy that do not move.
 
 ## Why it hurts
@@ -28,6 +29,7 @@ parameters may have rates of their own.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,10 +37,12 @@ import numpy as np
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves, of_batch
+from assay.doctor.facts.again import changes_between
 from assay.doctor.facts.trend import STEPS as QUARTERED
 from assay.doctor.facts.trend import has_varied, is_solved, quarter_medians
 from assay.doctor.illnesses.optimizer.no_update import SMALLEST_RATE, is_below_precision
 from assay.doctor.recompute.loss import is_known_whole
+from assay.doctor.recompute.loss import loss as configured_loss
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -66,7 +70,14 @@ EARLY = 0.15  # of the fall, from the first quarter to the second
 LOOSER = 1.25  # entropy of the last quarter over the first's: a policy that learns becomes surer
 SETTLED = 3  # steps of a warm-up
 MOVED_BETWEEN = 0.05  # of the last update
+PAIRS = 2  # of updates on the same rows
+MOST_PAIRS = 0.8  # of them that go the same way
+SOME_LOSS = 1e-4  # of a smaller one the sign is that of rounding
+SAME_LOSS = 0.01  # of itself
 UPHILL_TOKENS = 0.3  # of the sum of |pull * change|: chance leaves less over a whole batch
+
+
+DIRECTIONS = ("descent", "tensors_judged", "tensors_against", "tensors_astray", "tensors_exchanged")
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -76,6 +87,8 @@ def check_batch(batch: Batch) -> Verdict:
     if (verdict := _of_weights_that_stay(batch, norm)) is not None:
         return verdict
     is_first = batch.step == 1 and batch.number("update") == 0
+    if (verdict := _of_single_tensors(batch)) is not None:
+        return verdict
     descent, pull = batch.numbers.get("descent"), _pull(batch)
     far = _of_weights_that_jump(batch, norm)
     if descent is None and pull is None and far is None:
@@ -99,9 +112,14 @@ def check_batch(batch: Batch) -> Verdict:
         )
     if not uphill:
         return far or healthy("the step goes downhill", *facts)
-    where = "the weights" if descent is not None and descent < 0 else "the log-probs of the trained tokens"
+    if descent is None or descent >= 0:  # a bonus that the token gradients do not show may have asked for it
+        return finding(
+            "the log-probs of the trained tokens move against what the loss asks of them: the step goes uphill",
+            *facts,
+            confidence=Confidence.LIKELY,
+        )
     return finding(
-        f"the step of {where} goes uphill: it makes the loss larger",
+        "the step of the weights goes uphill: it makes the loss larger",
         *facts,
         confidence=Confidence.PROVEN if is_first else Confidence.LIKELY,
     )
@@ -194,6 +212,93 @@ def _of_weights_that_stay(batch: Batch, norm: float | None) -> Verdict | None:
         Fact("learning rate", float(rate)),
         confidence=Confidence.LIKELY if is_tiny or batch.settings.get("dtype") != "float32" else Confidence.PROVEN,
         fix="Make the optimizer from the parameters of the model that computes the loss, and step it.",
+    )
+
+
+def minimises(batch: Batch) -> bool | None:
+    """Whether the loss is to be made smaller: its gradients pull rewarded tokens up, or its value is the configured
+    one. False: it is the objective itself. None: that is not known."""
+    mask_BT, gradients_BT = batch.get("mask"), batch.get("gradients")
+    if mask_BT is not None and gradients_BT is not None and batch.get("advantages") is not None:
+        slope = float(np.nansum(np.where(mask_BT, gradients_BT * batch.token_advantages, 0.0)))
+        return slope < 0 if slope else None
+    number = batch.numbers.get("loss")
+    try:
+        expected = configured_loss(batch)
+    except Missing:
+        return None
+    if number is None or not abs(expected) > SOME_LOSS:
+        return None
+    for sign in (1.0, -1.0):
+        if abs(number - sign * expected) <= SAME_LOSS * abs(expected):
+            return sign > 0
+    return None
+
+
+def check_batches(batches: Sequence[Batch]) -> Verdict:
+    """Rows that are trained on several times: between two updates their log-probs must move as the advantages ask."""
+    pulls = [pull for pair in changes_between(batches) if (pull := _pull_of(*pair)) is not None]
+    if not pulls:
+        raise Missing("new_logprobs of the same rows in two updates of one step")
+    fact = Fact("sum of advantage * change of log-prob, of its largest possible", float(np.median(pulls)), 0.0)
+    counted = Fact("pairs of updates", len(pulls))
+    if len(pulls) >= PAIRS and np.median(pulls) < -UPHILL_TOKENS and np.mean(np.array(pulls) < 0) >= MOST_PAIRS:
+        return finding(
+            "each update makes rewarded tokens less likely and the others likelier: in the same rows, log-probs move "
+            f"against their advantages from one update to the next, in {len(pulls)} pairs of updates",
+            fact,
+            counted,
+            confidence=Confidence.LIKELY,
+        )
+    return healthy("the log-probs of the same rows move as their advantages ask", fact, counted)
+
+
+def _pull_of(before: Batch, changes_BT: Array) -> float | None:
+    """Of an update on the log-probs of its own rows: sum(advantage * change), as a share of the sum of its parts."""
+    if before.get("advantages") is None:
+        return None
+    pulls_BT = np.nan_to_num(before.token_advantages) * changes_BT
+    size = float(np.abs(pulls_BT).sum())
+    return float(pulls_BT.sum()) / size if size > 0 else None
+
+
+def _of_single_tensors(batch: Batch) -> Verdict | None:
+    """Some tensors go their own way, in a first step, in which each follows its own gradient and nothing else."""
+    names = ("tensors_judged", "tensors_against", "tensors_astray", "tensors_exchanged")
+    if any(name not in batch.numbers for name in names):
+        return None
+    judged, against, astray, exchanged = (int(batch.numbers[name]) for name in names)
+    facts = (
+        Fact("tensors whose steps were held against their gradients", judged, step=batch.step),
+        Fact("tensors that moved up their own gradient", against, 0),
+        Fact("tensors whose step has nothing to do with their own gradient", astray, 0),
+        Fact("tensors that follow the gradient of another tensor", exchanged, 0),
+    )
+    lost = against + astray
+    if exchanged:
+        return finding(
+            f"{lost} of {judged} tensors do not follow their own gradient, and {exchanged} of them follow that of "
+            "another tensor: gradients were exchanged on their way to the optimizer",
+            *facts,
+            confidence=Confidence.PROVEN,
+            fix="Look for code that writes to `.grad` between backward() and step(), and for lists of gradients in "
+            "another order than the parameters.",
+        )
+    if not lost or against == judged:  # all of them: the step as a whole goes uphill
+        return None
+    if not astray:
+        message = f"{against} of {judged} tensors move up their own gradient, the others down"
+    elif astray == judged:
+        message = f"the step of all {judged} tensors has nothing to do with their gradients"
+    else:
+        message = f"{lost} of {judged} tensors do not follow their own gradient in the first step of the optimizer"
+    is_by_sign = judged - lost >= lost  # an optimizer that turns whole matrices does not move number by number
+    return finding(
+        message,
+        *facts,
+        confidence=Confidence.LIKELY if is_by_sign or astray == judged else Confidence.POSSIBLE,
+        fix="Look for what changes gradients between backward() and step(): hooks, `.grad` of an earlier batch, "
+        "gradients that are copied from another model.",
     )
 
 

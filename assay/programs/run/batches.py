@@ -104,6 +104,9 @@ def _numbers(update: WatchedUpdate) -> dict[str, Any]:
         numbers.pop("descent", None)
     if update.maximize and "descent" in numbers:
         numbers["descent"] = -numbers["descent"]
+    if update.maximize and "tensors_against" in numbers:  # in a first step the signs are right or turned around
+        judged, against, astray = (numbers[f"tensors_{name}"] for name in ("judged", "against", "astray"))
+        numbers["tensors_against"] = judged - against - astray
     return numbers
 
 

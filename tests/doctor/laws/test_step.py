@@ -42,7 +42,7 @@ def test_log_probs_that_move_the_wrong_way_are_found_where_the_weights_look_righ
     batch = edit_batch(healthy_batch(), step=1, descent=0.5)
     gradients_BT, plain_BT = batch.arrays["gradients"], batch.arrays["plain_logprobs"]
     turned = edit_batch(batch, plain_logprobs_after=plain_BT + gradients_BT)
-    assert "log-probs of the trained tokens goes uphill" in check_batch(turned).message
+    assert "log-probs of the trained tokens move against" in check_batch(turned).message
     assert check_batch(edit_batch(batch, plain_logprobs_after=plain_BT - gradients_BT)).state is State.HEALTHY
 
 

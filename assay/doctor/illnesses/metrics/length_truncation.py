@@ -38,7 +38,8 @@ from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy,
 
 MANY_CUT_OFF = 0.5  # of the answers cut off
 GROWN = 0.15  # by this much since the first quarter
-ALL_CUT_OFF = 0.98  # of the answers, in each step
+ALL_CUT_OFF = 0.98  # of the answers, in the first step and over all
+MOST_CUT_OFF = 0.8  # in the last one
 FEWEST = 3  # steps
 STANDING = 8  # steps: from here on a reward that does not rise shows that the limit is not meant
 RISING = 0.05  # of the range of rewards, from the first third to the last
@@ -97,25 +98,28 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 def _from_the_start(curves: Curves, truncated_N: Numbers) -> Verdict | None:
     """Every answer so far. A task may fill its limit on purpose: then its rewards differ, and rise."""
     steps = len(truncated_N)
-    if steps < FEWEST or truncated_N.min() < ALL_CUT_OFF or is_solved(curves):
+    if steps < FEWEST or truncated_N.mean() < ALL_CUT_OFF or truncated_N[0] < ALL_CUT_OFF or is_solved(curves):
         return None
+    if truncated_N[-1] < MOST_CUT_OFF:
+        return None  # they begin to end
     limit = curves.settings.get("max_tokens")
-    if limit is not None and limit <= SHORT:
-        return None
+    if limit == 1:
+        return None  # one token is the whole answer
     facts = (
-        Fact("smallest share of the answers cut off in a step", float(truncated_N.min()), ALL_CUT_OFF),
+        Fact("share of the answers cut off, over all steps", float(truncated_N.mean()), ALL_CUT_OFF),
         Fact("steps", steps, FEWEST),
     )
     is_masked = bool(curves.settings.get("mask_truncated"))
     ends = curves.steps[[0, -1]]  # a dump is read at some of its steps
     span = max(steps, int(ends[1] - ends[0]) + 1 if np.isfinite(ends).all() else 0)
     is_dead = is_masked or not has_varied(curves) or (span >= STANDING and not _is_learning(curves))
+    is_short = limit is not None and limit <= SHORT
     why = ", and answers cut off are masked: nothing is trained" if is_masked else ": no answer ever ends"
     return seen_directly(
         f"{truncated_N.mean():.0%} of the answers are cut off by the token limit{f' of {limit}' if limit else ''} in "
         f"all {steps} steps, from the first one on{why}",
         *facts,
-        confidence=Confidence.LIKELY if is_dead else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if is_dead and not is_short else Confidence.POSSIBLE,
         severity=Severity.FATAL if is_masked or not has_varied(curves) else None,
         fix="Raise max_tokens (max_completion_length) until most answers end; if they never end, see whether EOS is "
         "known to the sampler, and whether the prompt asks for an answer that ends.",

@@ -3,7 +3,7 @@
 Whether the policy was destroyed. In the curves: the reward drops to its worst value and stays there; or the entropy is
 gone, or that of noise, from one step to the next, and stays so while the reward is not better. In an update: the
 weights move by more than three times their own size, or the log-probs of the trained tokens by more than 2 nats on
-average.
+average, as the model says or as the next update on the same rows shows.
 
 ## Why it hurts
 A policy that writes nothing but noise, or always the same, earns the same reward for every answer. Nothing pulls it
@@ -11,7 +11,8 @@ back: the run goes on at full cost and learns nothing.
 
 ## How to fix it
 Go back to a checkpoint before the drop and lower the learning rate, first of all; then look for a gradient that is not
-clipped, many updates per rollout, and a KL or entropy term of the wrong sign.
+clipped, rewards that are not scaled (SGD moves by rate times gradient), many updates per rollout, and a KL or entropy
+term of the wrong sign.
 
     # before: Adam moves every weight by about the rate, and most weights are smaller than 0.1
     optimizer = AdamW(model.parameters(), lr=0.1)
@@ -25,12 +26,15 @@ chance: the drop must be longer than chance explains. Weights that begin at 0 mo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.curves import Numbers
 from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves
+from assay.doctor.facts.again import changes_between
 from assay.doctor.facts.trend import reward_range, trailing
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, seen_directly
 
@@ -58,10 +62,34 @@ def check_batch(batch: Batch) -> Verdict:
     far = [fact for fact, is_far in known if is_far]
     if not far:
         return healthy("the update moves the policy by little", *(fact for fact, _ in known))
+    rate = batch.settings.get("learning_rate")
     return finding(
-        f"one update destroys the policy: {far[0].what} is {far[0].value:.2g}",
+        f"one update destroys the policy: {far[0].what} is {far[0].value:.2g}" + _at(rate),
         *(fact for fact, _ in known),
-        Fact("learning rate", batch.settings.get("learning_rate", "not recorded")),
+        Fact("learning rate", "not recorded" if rate is None else rate),
+        confidence=Confidence.LIKELY,
+    )
+
+
+def check_batches(batches: Sequence[Batch]) -> Verdict:
+    """Rows that are trained on several times: the next update shows what the last one did to them."""
+    moves = [
+        (float(np.abs(changes_BT)[batch.arrays["mask"]].mean()), batch)
+        for batch, changes_BT in changes_between(batches)
+        if batch.arrays["mask"].any()
+    ]
+    if not moves:
+        raise Missing("new_logprobs of the same rows in two updates of one step")
+    largest, batch = max(moves, key=lambda move: move[0])
+    fact = Fact("mean move of a trained token's log-prob by one update, in nats", largest, FAR, batch.step)
+    if largest <= FAR:
+        return healthy("each update moves the log-probs of its rows by little", fact)
+    rate = batch.settings.get("learning_rate")
+    return finding(
+        f"one update destroys the policy: it moves the log-probs of its own tokens by {largest:.2g} nats on average"
+        + _at(rate),
+        fact,
+        Fact("learning rate", "not recorded" if rate is None else rate),
         confidence=Confidence.LIKELY,
     )
 
@@ -76,6 +104,10 @@ def check_curves(curves: Curves) -> Verdict:
     if np.isfinite(reward_N).sum() <= STAYS:
         raise Missing(f"reward_mean of {STAYS + 1} steps")
     return healthy("the reward does not fall to its worst value for good")
+
+
+def _at(rate: float | None) -> str:
+    return "" if rate is None else f", at a learning rate of {rate:g}"
 
 
 def _moved_weights(batch: Batch) -> tuple[Fact, bool] | None:

@@ -62,7 +62,7 @@ from assay.verdict import (
 )
 
 CUT_OFF = 0.9  # of the answers, from the first quarter to the last
-
+OUTWEIGHS = ("entropy_coef", "kl_coef")  # what pulls the policy beside the reward
 Settings = Mapping[str, Any]
 
 
@@ -148,7 +148,8 @@ def check_curves(curves: Curves) -> Verdict:
         gravest = max(severities, key=lambda severity: severity.rank)
         # no run learns with a rate of 0, and none is known that survives one far above every limit
         is_deadly = "learning_rate" in known and (rate <= 0 or rate > fatal)
-        is_deadly = is_deadly or (rate > harmful and _is_lost(curves))
+        is_suspect = rate > harmful or any(rule.setting in OUTWEIGHS for rule in off)
+        is_deadly = is_deadly or (is_suspect and _is_lost(curves))
         sure = Confidence.LIKELY if is_deadly else Confidence.POSSIBLE
         return seen_directly("; ".join(complaints), *facts, confidence=sure, severity=gravest)
     if rate and len(ranges) > 1:

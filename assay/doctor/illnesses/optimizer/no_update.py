@@ -69,12 +69,25 @@ SCHEDULE = (
     "Look at the learning rate and its schedule: what does it return for the first steps, is its total the number of "
     "optimizer updates, and is it stepped once an update?"
 )
+CONNECT = (
+    "Compute the log-probs of the loss outside of no_grad and without detach(): a loss that needs requires_grad_() to "
+    "be differentiated has no graph; and make the optimizer from the parameters of the model that computes it."
+)
 MARGIN = 10.0  # times the smallest change that a number can show: a small gradient moves it by less than the rate
 ALL = 0.999  # of the tensors, as the median of a run's second half
 
 
 def check_batch(batch: Batch) -> Verdict:
     norm = float(batch.numbers.get("gradient_norm", 1.0))
+    if (steps := batch.numbers.get("steps_without_gradient", 0)) >= FEWEST:
+        return finding(
+            f"the optimizer made {steps} steps in a row, and no backward pass had left a gradient in any tensor that "
+            "it holds: the loss is not connected to the weights, or the optimizer holds others",
+            Fact("steps in a row without any gradient", steps, FEWEST, batch.step),
+            severity=Severity.FATAL,
+            confidence=Confidence.LIKELY,
+            fix=CONNECT,
+        )
     if norm == 0 and "tensors" not in batch.numbers:
         return _without_any_gradient(batch, (Fact("gradient norm", norm, step=batch.step),))
     if batch.settings.get("learning_rate", 1.0) == 0 and not batch.numbers.get("tensors_changed"):

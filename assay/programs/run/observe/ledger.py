@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay.examine.steps import held_by_optimizers, parameters_below
 from assay.programs.graph import Value
 from assay.programs.run.gradients import Bypass, GradientEvent, KeptGraphs, LeftOut, OptimizerStep, SharedStep
 from assay.programs.run.sight import Sight
 from assay.programs.run.watched import WatchedRun
 from assay.verdict import Place
 
+FIRST_NUMBERS = 64  # of a parameter, that show whether it moves
+STEPS_UNHELD = 3  # optimizer steps since it was reached first
 PARAMETERS_LOOKED_AT = 8  # parameters that show whether gradients are there
-BACKWARDS_LOOKED_AT = 64  # whose leaves are looked for
-MOST_NODES = 20_000  # of the graph of one backward
 
 
 @dataclass(eq=False)
@@ -39,22 +40,28 @@ class _Optimizer:
         return [parameter for ref in self.held if (parameter := ref()) is not None]
 
 
+@dataclass(frozen=True)
+class _Reached:
+    """A parameter at the end of a loss's graph."""
+
+    weight: weakref.ref[Tensor]
+    numbers: Tensor  # the first of them, when it was reached first
+    since: int  # optimizer steps made before
+
+
 class GradientLedger:
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
+        self._reached: dict[int, _Reached] = {}
+        self._held_elsewhere: set[int] | None = None  # by optimizers that have not stepped, when somebody asked last
         self._moves: list[GradientEvent] = []
         self._optimizers: dict[int, _Optimizer] = {}
         self._last_steps: list[tuple[int, Place]] = []  # since the last backward: which optimizer, and where
-        # by id: what the losses since the last step were made of, and their numbers when they were seen first
-        self._leaves: dict[int, weakref.ref[Tensor]] = {}
-        self._stood: dict[int, tuple[weakref.ref[Tensor], float]] = {}
         self._wrappers: dict[int, tuple[weakref.ref[Any], int]] = {}  # DDP and its passes with gradients since a step
 
-    def backward(self, place: Place, loss: Tensor) -> None:
-        if self._moves and self._moves[-1].kind == "step":
-            self._leaves = {}
-        if len(self.run.backwards) < BACKWARDS_LOOKED_AT:
-            self._leaves |= {id(leaf): weakref.ref(leaf) for leaf in _leaves(loss)}
+    def backward(self, place: Place, loss: Tensor | None = None) -> None:
+        if loss is not None:
+            self._reach(loss)
         for optimizer in self._optimizers.values():
             if not _has_gradient(optimizer.parameters):
                 if optimizer.was_reached and GradientEvent("backward", place) in self._moves[optimizer.stepped_at :]:
@@ -143,6 +150,30 @@ class GradientLedger:
             self._wrappers[key] = (ref, 0)
         self.run.gradients.is_wrapped = bool(self._wrappers)
 
+    def _reach(self, loss: Tensor) -> None:
+        """What the loss is made of, whatever module holds it: it may stand in a plain list."""
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            for key, ref in parameters_below(loss).items():
+                known = self._reached.get(key)
+                if known is None or known.weight() is not ref():
+                    self._reached[key] = _Reached(ref, _first_numbers(ref()), len(self.run.gradients.steps))
+
+    def _unheld(self, held: frozenset[int]) -> list[Tensor]:
+        """Parameters that losses reached before several steps: no optimizer holds them and nobody moved them."""
+        steps = len(self.run.gradients.steps)
+        found = [
+            weight
+            for reached in self._reached.values()
+            if (weight := reached.weight()) is not None
+            and id(weight) not in held
+            and steps - reached.since > STEPS_UNHELD
+            and weight.grad is not None
+            and torch.equal(_first_numbers(weight), reached.numbers)
+        ]
+        if found and self._held_elsewhere is None:
+            self._held_elsewhere = held_by_optimizers()
+        return [weight for weight in found if id(weight) not in (self._held_elsewhere or ())]
+
     def _find_left_out(self, trained: Iterable[nn.Module], place: Place) -> None:
         held = frozenset().union(*(optimizer.ids for optimizer in self._optimizers.values()))
         trainable = {
@@ -152,25 +183,15 @@ class GradientLedger:
             if parameter.requires_grad
         }
         missing = {
-            key: parameter for key, parameter in trainable.items() if parameter.grad is not None and key not in held
+            key: parameter
+            for key, parameter in trainable.items()
+            if parameter.grad is not None and id(parameter) not in held
         }
-        for key, ref in self._leaves.items():  # a layer in a plain list is in no module
-            leaf = ref()
-            if leaf is not None and key not in trainable:
-                trainable[key] = leaf
-                if key not in held and isinstance(leaf, nn.Parameter) and self._stands(leaf) and _has_gradient([leaf]):
-                    missing[key] = leaf
-        if trainable:
-            self.run.gradients.left_out = LeftOut(len(missing), len(trainable), place) if missing else None
-
-    def _stands(self, leaf: Tensor) -> bool:
-        """Whether it was seen before an earlier step and has the same numbers: else the script changes it itself."""
-        total = float(leaf.detach().double().sum())
-        known = self._stood.get(id(leaf))
-        if known is None or known[0]() is not leaf:
-            self._stood[id(leaf)] = (weakref.ref(leaf), total)
-            return False
-        return known[1] == total
+        unheld = {id(weight): weight for weight in self._unheld(held)}
+        count = len(trainable.keys() | (self._reached.keys() if unheld else set()))
+        missing |= unheld
+        if trainable or unheld:
+            self.run.gradients.left_out = LeftOut(len(missing), count, place) if missing else None
 
     def _find_kept_graphs(self, known: Iterable[tuple[Any, Value, int]]) -> None:
         """Tensors with a graph that outlive the updates they were made in."""
@@ -188,21 +209,8 @@ class GradientLedger:
         self.run.gradients.kept += [KeptGraphs(len(updates), place) for place, updates in made.items()]
 
 
-def _leaves(loss: Tensor) -> list[Tensor]:
-    """The tensors that a backward of it gives gradients to."""
-    found: list[Tensor] = []
-    waiting = [loss.grad_fn]
-    seen = {loss.grad_fn}
-    while waiting and len(seen) < MOST_NODES:
-        node = waiting.pop()
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        for following, _ in () if node is None else node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
-    return found
+def _first_numbers(weight: Tensor | None) -> Tensor:
+    return torch.empty(0) if weight is None else weight.detach().flatten()[:FIRST_NUMBERS].clone()
 
 
 def _emptied_at(moves: Sequence[GradientEvent], held: Sequence[Tensor]) -> Place | None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay.examine.directions import remembers
 from assay.examine.inputs import active_dropout
 from assay.examine.weights import Weights
 from assay.programs.facts.kinds import Kind
@@ -313,17 +314,17 @@ class ScriptObserver:
         if self.kinds.is_chosen(value):
             self._tensors[id(value)] = tensor
 
-    def _backward(self, value: Value, differentiated: Tensor) -> Callable[[], None] | None:
+    def _backward(self, value: Value, tensor: Tensor) -> Callable[[], None] | None:
         loss = value.arguments["input"]
         backward = Backward(loss, number_of(loss))
-        self.ledger.backward(value.place, differentiated)
+        self.ledger.backward(value.place, tensor)
         self.run.backwards.append(backward)
         self._pending.append(backward)
         caught: dict[int, Tensor] = {}
         handles = [
-            tensor.register_hook(functools.partial(shielded, self.recorder.broke, catch, caught, key))  # type: ignore[no-untyped-call]
-            for key, tensor in self._tensors.items()
-            if tensor.requires_grad
+            made.register_hook(functools.partial(shielded, self.recorder.broke, catch, caught, key))  # type: ignore[no-untyped-call]
+            for key, made in self._tensors.items()
+            if made.requires_grad
         ]
 
         def after() -> None:
@@ -388,7 +389,10 @@ class ScriptObserver:
         with self.recorder.suspended(), torch.no_grad():
             trainable = [parameter for parameter in held if parameter.requires_grad]
             update.numbers["gradient_norm"] = gradient_norm(trainable)
-            self._weights[id(optimizer)] = (Weights(trainable), has_new_pair(trainable))
+            self._weights[id(optimizer)] = (
+                Weights(trainable, fresh=not remembers(optimizer)),
+                has_new_pair(trainable),
+            )
             self.updates.before(update, now=is_now)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
