@@ -48,8 +48,8 @@ ROLLOUTS_EVERY = 10  # of steps whose rollouts are looked at, beside steps 1, 2,
 MOST_FACTS = 4  # shown of a finding
 MOST_KEPT = 16  # batches that are kept for checks of several
 KEPT_FIELDS = (
-    "tokens mask lengths finished forced prompt_tokens prompt_mask rewards group_ids sampler_versions sampler_logprobs "
-    "old_logprobs ref_logprobs plain_logprobs plain_entropy plain_variance plain_ref_logprobs"
+    "tokens mask lengths finished forced prompt_tokens prompt_mask rewards advantages group_ids sampler_versions "
+    "sampler_logprobs old_logprobs ref_logprobs plain_logprobs plain_entropy plain_variance plain_ref_logprobs"
 ).split()
 
 

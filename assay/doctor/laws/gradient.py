@@ -169,6 +169,7 @@ ILLNESS = illness(
     symptoms=("only some tokens are trained",),
     sick=sick,
     well=well,
+    explains=frozenset({"LOSS06"}),
     explained_by=frozenset(
         {"LOSS", "RAT", "CLIP", "KL", "MASK", "NUM", "ADV", "ALGN", "LAW02", "LAW03", "LAW04", "LAW06"}
     ),

@@ -107,12 +107,14 @@ def _left_out(batch: Batch) -> Array:
 def _confidence(batch: Batch, missing_BT: Array, expected_BT: Array) -> Confidence:
     """A part of a row is never left out on purpose. Whole rows may be, by a filter that no setting names; those that
     the limit cut off often are."""
-    missing_B = np.asarray(missing_BT.any(axis=1))
+    missing_B, finished_B = np.asarray(missing_BT.any(axis=1)), batch.get("finished")
     if (expected_BT & ~missing_BT)[missing_B].any():
         return Confidence.PROVEN
+    is_kept = batch.settings.get("mask_truncated") is False and finished_B is not None and not finished_B.all()
+    if is_kept and finished_B is not None and np.array_equal(missing_B, ~finished_B) and missing_B.sum() > 1:
+        return Confidence.PROVEN  # just these, though a setting keeps them
     if missing_B.sum() < max(3, len(missing_B) / 4):
         return Confidence.POSSIBLE  # a row or two may have no reward, or a prompt that was given up
-    finished_B = batch.get("finished")
     is_cut_off = finished_B is None or not finished_B[missing_B].any()  # not known: they may be
     return Confidence.POSSIBLE if is_cut_off else Confidence.LIKELY
 
@@ -142,5 +144,6 @@ ILLNESS = illness(
     symptoms=("some tokens are not trained", "loss mask is wrong"),
     sick=sick,
     well=well,
+    explains=frozenset({"LAW01"}),  # of answers chosen by how they end, the tokens are no draws
     explained_by=frozenset({"MASK", "ALGN", "LAW02"}),
 )
