@@ -170,7 +170,7 @@ def _of_levels(batches: Sequence[Batch]) -> Verdict | None:
         return None  # a critic, a greedy answer, a running mean
     if fits and not stated and (not differ or not all(name in MISTAKEN for name in fits)):
         return None
-    words = " or ".join(fits[:2]) if fits else _unknown_level(found)
+    words = " or ".join(sorted(fits, key=lambda name: name not in MISTAKEN)[:4]) if fits else _unknown_level(found)
     sure = Confidence.PROVEN if fits and stated else Confidence.LIKELY
     return _off_level(
         f"the baseline of {len(lines)} groups is not their mean: it is {words}", lines, batches[-1].step, sure

@@ -86,6 +86,7 @@ DELIBERATE: dict[str, Level] = {  # by some people, where no setting says otherw
     "0: nothing is subtracted": lambda own_G, all_PG, at: 0.0,
 }
 MISTAKEN: dict[str, Level] = {
+    "the mean over the rows of the group whose reward is not 0": lambda own_G, all_PG, at: _mean(own_G[own_G != 0]),
     "the sum of all rewards of the group over one less than their number, the own one included": (
         lambda own_G, all_PG, at: float(own_G.sum() / (len(own_G) - 1))
     ),
@@ -96,7 +97,6 @@ MISTAKEN: dict[str, Level] = {
     "minus the group mean: it is added": lambda own_G, all_PG, at: -_mean(own_G),
     "half the group mean": lambda own_G, all_PG, at: _mean(own_G) / 2,
     "twice the group mean": lambda own_G, all_PG, at: 2 * _mean(own_G),
-    "the mean over the rows of the group whose reward is not 0": lambda own_G, all_PG, at: _mean(own_G[own_G != 0]),
     "the mean over the rows of the group whose reward is above 0": lambda own_G, all_PG, at: _mean(own_G[own_G > 0]),
     "the mean over the rows of the group whose reward is 0 or below": lambda own_G, all_PG, at: _mean(
         own_G[own_G <= 0]

@@ -20,7 +20,7 @@ from assay.programs.run.objective import KlTerm, objective_of, penalty_of
 from assay.programs.run.policies import MOST_ACTIONS, Layout, action_fields, bends_logits, is_of_states, layout_of
 from assay.programs.run.rewards import Credit, credit_of
 from assay.programs.run.roles import LossPiece, is_corrected
-from assay.programs.run.rollouts import Found, SampledRows, locate, moment, other_tokens, rollouts_of
+from assay.programs.run.rollouts import Found, SampledRows, are_packed, locate, moment, other_tokens, rollouts_of
 from assay.programs.run.rows import placed_numbers
 from assay.programs.run.sight import is_mask, numbers_of, shape_of
 from assay.programs.run.watched import Backward, WatchedRun, WatchedUpdate, spot_of
@@ -299,6 +299,8 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
         update.other_tokens = other_tokens(given_BS, located, rollouts)
     if len(found) < len(located) or shift is None:
         return {name: value for name, value in sampled.items() if name != "sampler_versions"}
+    if are_packed(given_BS, found, rollouts):  # a row holds several answers: it has no length, and no one end
+        return {name: value for name, value in sampled.items() if name not in ("sampler_versions", "eos_ids")}
     sampled |= _rows(found, tokens_BT, shift)
     # a pass that was given something that we would leave out cannot be repeated
     if all(piece.forward.value.arguments.keys() <= _REPEATED for piece in update.pieces):
