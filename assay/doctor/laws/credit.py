@@ -60,6 +60,7 @@ from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 MANY_ROWS, MANY_VALUES = 8, 4  # rows and different advantages that no wrong axis gives by chance
+FEWEST_OLD = 2  # steps with a baseline of the same rewards, and as many with an older one
 FEWEST_GROUPS = 3  # with different rewards
 RELATED = 0.5  # correlation of rewards and advantages inside groups
 NEARLY = 1e-3  # relative: what epsilons and 16 bits leave
@@ -110,6 +111,8 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
     steps: dict[int | None, Batch] = {}
     for batch in batches:
         steps.setdefault(batch.step, batch)
+    if (verdict := _of_old_baselines(list(steps.values()))) is not None:
+        return verdict
     usable = [batch for batch in map(_with_groups, steps.values()) if _lines(batch) is not None]
     if len(usable) < 2:
         raise Missing("rewards, advantages and groups of several steps")
@@ -199,6 +202,26 @@ def _off_level(what: str, lines: Sequence[Line], step: int | None, sure: Confide
         Fact("mean of its rewards", float(worst.rewards_G.mean())),
         Fact("groups compared", len(lines)),
         confidence=sure,
+        severity=Severity.HARMFUL,
+    )
+
+
+def _of_old_baselines(batches: Sequence[Batch]) -> Verdict | None:
+    """A finding where rewards are centred by their own mean in some steps, and in others by one that was made of other
+    rewards before: it was kept. A running mean is of neither kind."""
+    ages = [(int(batch.numbers["baseline_age"]), batch) for batch in batches if "baseline_age" in batch.numbers]
+    old = [(age, batch) for age, batch in ages if age > 0]
+    if len(old) < FEWEST_OLD or len(ages) - len(old) < FEWEST_OLD:
+        return None
+    age, batch = old[-1]
+    advantages_B, rewards_B = batch.need("advantages", "rewards")
+    return finding(
+        f"the baseline is the mean of these rewards in {len(ages) - len(old)} steps, and in {len(old)} that of an "
+        "earlier group: it was kept from then, and the policy has changed since",
+        Fact("updates since the rewards of the baseline", age, 0, batch.step),
+        Fact("mean of the advantages it leaves", float(np.nanmean(advantages_B)), 0.0),
+        Fact("mean of the rewards", float(np.nanmean(rewards_B))),
+        confidence=Confidence.LIKELY,
         severity=Severity.HARMFUL,
     )
 

@@ -46,12 +46,16 @@ RETURNED = re.compile(
 FEWEST_TOOL_ROWS = 8
 FEWEST_EDGES = 8  # ends of inserted text
 LEAST_LIKELY = -25.0  # of the log-probability of one token at all of them: any of 100,000 may be the one
+FEWEST_EPISODES = 3
+MOST_EPISODES = 0.8  # of those that ended
 SOME_BEGIN = 0.5  # of the rows with loss tokens whose first column is one
 
 
 def check_batch(batch: Batch) -> Verdict:
     if batch.get("mask") is not None and not batch.arrays["mask"].any():
         return not_applicable("no token is in the loss; MASK06 speaks of that")
+    if (verdict := _unpaid_steps(batch)) is not None:
+        return verdict
     is_measured = batch.get("lengths") is not None
     batch = batch if is_measured else _with_lengths(batch)
     mask_BT, lengths_B = batch.need("mask", "lengths")
@@ -93,6 +97,34 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
         steps.setdefault(batch.step, batch)
     verdict = _behind_inserted(list(steps.values()))
     return verdict or not_applicable("nothing is seen here that one batch would not show")
+
+
+def _unpaid_steps(batch: Batch) -> Verdict | None:
+    """A finding where the step behind the last one in the loss still earned something: the end of an episode was left
+    out, which is often the step that decided it."""
+    rewards_BT, mask_BT = batch.get("step_rewards"), batch.get("mask")
+    if rewards_BT is None or mask_BT is None or rewards_BT.shape != mask_BT.shape or mask_BT.shape[1] < 2:
+        return None
+    paid_BT, columns_T = rewards_BT != 0, np.arange(mask_BT.shape[1])
+    end_B = np.where(mask_BT.any(axis=1), mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
+    behind_BT = paid_BT & (columns_T >= end_B[:, None])
+    ended_B = end_B < mask_BT.shape[1]
+    unpaid_B = ended_B & behind_BT.any(axis=1)
+    last_B = mask_BT.shape[1] - 1 - np.argmax(paid_BT[:, ::-1], axis=1)
+    is_next_B = unpaid_B & (last_B == end_B)  # nothing was paid further behind
+    if is_next_B.sum() < FEWEST_EPISODES or is_next_B.sum() < unpaid_B.sum():
+        return None
+    # rewards that are written one step late are 0 at first
+    is_in_step = paid_BT[mask_BT[:, 0], 0].any() and is_next_B.sum() > MOST_EPISODES * ended_B.sum()
+    row = int(np.argmax(is_next_B))
+    return finding(
+        f"the last step of {int(is_next_B.sum())} of {int(ended_B.sum())} episodes that ended is not in the loss, "
+        "though it was paid: the mask was updated before it was kept",
+        Fact("steps with a reward that are not in the loss", int(is_next_B.sum()), 0, batch.step, row, int(end_B[row])),
+        Fact("reward of that step", float(rewards_BT[row, end_B[row]]), None, None, row, int(end_B[row])),
+        confidence=Confidence.LIKELY if is_in_step else Confidence.POSSIBLE,
+        fix="Keep the mask as it was before the step: alive when the action was drawn.",
+    )
 
 
 def _with_lengths(batch: Batch) -> Batch:

@@ -71,7 +71,7 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
     losses = [backward.number for backward in update.backwards if backward.number is not None]
     if len(losses) == len(update.backwards):
         fields["loss"] = -sum(losses) if update.maximize else sum(losses)
-    fields |= _settings(run, update)
+    fields |= _settings(run, update) | _baseline_age(run, pieces)
     given = [{name: numbers_of(getattr(piece.forward, name)) for name in _INPUTS} for piece in pieces]
     fields |= join_inputs(parts, given, rows)
     fields["tokens"] = _with_uncounted(fields["tokens"], fields.get("input_ids"))
@@ -141,6 +141,7 @@ def _parts(update: WatchedUpdate, penalties: Sequence[KlTerm | None], layouts: S
         per_token = _arrays(backward, piece, update.maximize)
         per_token["kl"] = None if penalty is None else penalty.numbers
         per_row = _credit(piece, groups) if is_credited else {}
+        per_token["step_rewards"] = per_row.pop("step_rewards", None)
         either = {name: per_row[name] for name in ("advantages", "ratio") if name in per_row}
         whole = {name: array for name, array in (per_token | either).items() if array is not None}
         arrays = {name: layout.put(array) for name, array in whole.items() if array.size == math.prod(shape)}
@@ -204,7 +205,20 @@ def _credit(piece: LossPiece, groups: dict[int, Array | None]) -> dict[str, Arra
         "ratio": None if piece.old is None else numbers_of(piece.ratio),
         "rewards": credit.rewards,
         "group_ids": credit.groups,
+        "step_rewards": credit.steps,
     }
+
+
+def _baseline_age(run: WatchedRun, pieces: Sequence[LossPiece]) -> dict[str, int]:
+    """How old the baseline is: 0 where it is the mean of the same rewards; nothing where it is of another kind."""
+    ages = set()
+    for piece in pieces:
+        credit = Credit(None, None) if piece.advantages is None else credit_of(piece.advantages, {})
+        if credit.stale is not None and piece.advantages is not None:
+            ages.add(moment(piece.advantages, run) - moment(credit.stale, run))
+        else:
+            ages.add(0 if credit.is_centred else -1)
+    return {"baseline_age": max(ages)} if ages and min(ages) >= 0 else {}
 
 
 def _reaches_outside(mask_BT: Array | None, gradients_BT: Array | None) -> bool:
