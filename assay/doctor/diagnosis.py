@@ -149,10 +149,19 @@ def root_causes(words: Sequence[Word]) -> dict[str, str]:
             sure = other.confidence.rank >= min(word.confidence.rank, Confidence.LIKELY.rank)
             if other is not word and other.illness.can_cause(word.illness) and sure:
                 mutual = word.illness.can_cause(other.illness)
-                is_first = mutual and (_loudest_first(word), word.code) <= (_loudest_first(other), other.code)
+                is_first = mutual and _as_root(word, other) <= _as_root(other, word)
                 if not is_first and _root(other.code, causes) != word.code:  # in a ring of causes one is the root
                     causes.setdefault(word.code, other.code)
     return {code: _root(code, causes) for code in causes if _root(code, causes) != code}
+
+
+def _as_root(word: Word, other: Word) -> tuple[Any, ...]:
+    """Of two that can cause each other the smaller is the root. Between a law and an illness the surer one is, and the
+    illness where they are equal: it says how the law is broken."""
+    is_law, is_other_law = bool(word.illness.explained_by), bool(other.illness.explained_by)
+    if is_law != is_other_law:
+        return -word.confidence.rank, is_law
+    return *_loudest_first(word), word.code
 
 
 def _root(code: str, causes: Mapping[str, str]) -> str:

@@ -61,6 +61,7 @@ FIELDS: dict[str, Field] = {
     "values": Field(("BT",), "float", "PPO: what the critic predicted."),
     "returns": Field(("BT",), "float", "PPO: what the critic is trained towards."),
     "token_rewards": Field(("BT",), "float", "Reward of each token, KL penalty included."),
+    "step_rewards": Field(("BT",), "float", "What the environment paid at each step, where a reward is their sum."),
     "rewards_again": Field(
         ("B",), "float", "Rewards computed again in another order of the rows; NaN where not, or where they are random."
     ),
@@ -131,6 +132,7 @@ NUMBERS: dict[str, str] = {
     "tensors_exchanged": "Of these: tensors that follow the gradient of another tensor.",
     "steps_without_gradient": "Optimizer steps in a row before which no tensor had a gradient, not even one of zeros.",
     "prompts_left_open": "Chat prompts that do not end with the words after which the assistant speaks.",
+    "baseline_age": "Updates since the rewards were given of which the baseline is the mean: 0 where they are the own.",
     "moved_between": "How far the weights moved between the last update and this one, as a share of the last update.",
     "reference_drift": "Largest change of the reference's log-probs of one row since the first look at it.",
     "new_temperature": "The temperature at which the model gives `new_logprobs`, where that is not the stated one.",

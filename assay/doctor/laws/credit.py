@@ -1,7 +1,10 @@
 """
 ## What it checks
 Advantages are a function of the rewards of the prompt's own group. The doctor computes them again from the rewards in
-every known way, deliberate or mistaken, along every axis, and looks for the one that gives the recorded numbers.
+every known way, deliberate or mistaken, along every axis and in every order of rows, and looks for the one that gives
+the recorded numbers. Where none does, it reads the baseline and the scale of each group off the numbers themselves, as
+a line from reward to advantage, and asks of which rewards that baseline is made: those of the group, of some of its
+rows, of another group, or of an earlier visit of the same prompt.
 
 ## Why it hurts
 The advantage is the whole message of the reward to the policy. If it mixes prompts or rows, the policy is paid for
@@ -21,13 +24,16 @@ Advantages by a formula that the doctor does not know: a length bonus, a curricu
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from assay.doctor.catalogue import illness
 from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import GROUPS, SIZE, healthy_batch, of_batch
 from assay.doctor.examples.evidence import EPSILON
-from assay.doctor.facts.prompts import need_groups
+from assay.doctor.facts.prompts import need_groups, prompt_keys
 from assay.doctor.recompute.advantages import (
     advantages,
     groups_of,
@@ -37,16 +43,31 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
+from assay.doctor.recompute.credit_space import (
+    FEWEST_LEVELS,
+    MISTAKEN,
+    SOUND,
+    Line,
+    Lines,
+    change_that_fits,
+    column_advantages,
+    levels_that_fit,
+    lines_of,
+    order_that_fits,
+)
+from assay.doctor.recompute.match import tolerance
 from assay.record.batch import Array
 from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 MANY_ROWS, MANY_VALUES = 8, 4  # rows and different advantages that no wrong axis gives by chance
+FEWEST_OLD = 2  # steps with a baseline of the same rewards, and as many with an older one
 FEWEST_GROUPS = 3  # with different rewards
 RELATED = 0.5  # correlation of rewards and advantages inside groups
 NEARLY = 1e-3  # relative: what epsilons and 16 bits leave
 
 
 def check_batch(batch: Batch) -> Verdict:
+    batch = _with_groups(batch)
     rewards_B, advantages_given = batch.need("rewards", "advantages")
     if advantages_given.ndim == 2 and not batch.settings.get("process_rewards"):
         verdict = _within_rows(batch)
@@ -68,6 +89,11 @@ def check_batch(batch: Batch) -> Verdict:
     mixed = _other_axis(batch, rewards_B, recorded_B, match.tolerance)
     if mixed:
         return _broken(batch, recorded_B, mixed, Confidence.PROVEN)
+    changed = _changed(batch, recorded_B, match.tolerance)
+    if changed is not None:
+        return changed
+    if (verdict := _of_levels([batch])) is not None:
+        return verdict
     order = _disorder(batch, rewards_B, recorded_B)
     if order and batch.settings.get("kl_coef", 1.0) and batch.settings.get("kl_placement") == "reward":
         return not_applicable("a KL is taken from the rewards, which changes their order")
@@ -83,6 +109,177 @@ def check_batch(batch: Batch) -> Verdict:
     )
 
 
+def check_batches(batches: Sequence[Batch]) -> Verdict:
+    """The baselines of several steps together: that of a prompt may be of an earlier visit."""
+    steps: dict[int | None, Batch] = {}
+    for batch in batches:
+        steps.setdefault(batch.step, batch)
+    if (verdict := _of_old_baselines(list(steps.values()))) is not None:
+        return verdict
+    usable = [batch for batch in map(_with_groups, steps.values()) if _lines(batch) is not None]
+    if len(usable) < 2:
+        raise Missing("rewards, advantages and groups of several steps")
+    verdict = _of_levels(usable) or _of_earlier_visits(usable)
+    return verdict or not_applicable("no mistaken baseline is the same in all steps")
+
+
+def _with_groups(batch: Batch) -> Batch:
+    """Rows of one prompt are a group, where nobody says which rows are."""
+    if batch.get("group_ids") is not None or batch.get("rewards") is None:
+        return batch
+    try:
+        keys = list(prompt_keys(batch))
+    except Missing:
+        return batch
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    ids_B = np.array([numbers[key] for key in keys])
+    counts = set(np.bincount(ids_B).tolist())
+    if len(numbers) < 2 or len(counts) != 1 or counts == {1}:
+        return batch
+    return replace(batch, arrays={**batch.arrays, "group_ids": ids_B})
+
+
+def _lines(batch: Batch) -> Lines | None:
+    """From rewards to advantages, in each group whose rewards vary; None where they are no lines or not known."""
+    rewards_B = batch.get("rewards")
+    if rewards_B is None or batch.get("advantages") is None or batch.get("group_ids") is None:
+        return None
+    if other_kind(batch) or not has_whole_groups(batch):
+        return None
+    try:
+        need_groups(batch)
+    except Missing:
+        return None
+    recorded_B = row_advantages(batch)
+    if recorded_B is None or not np.isfinite(recorded_B).any():
+        return None
+    found = lines_of(rewards_B, recorded_B, groups_of(batch), tolerance(batch, recorded_B[np.isfinite(recorded_B)]))
+    return found if found.is_straight else None
+
+
+def _of_levels(batches: Sequence[Batch]) -> Verdict | None:
+    """A finding where one baseline that nobody means, or that the settings do not say, is that of every group."""
+    found = [lines for lines in map(_lines, batches) if lines is not None]
+    lines = [line for one in found for line in one.lines]
+    if len(lines) < FEWEST_LEVELS or len(found) < len(batches):
+        return None
+    if all(line.is_at(float(line.rewards_G.mean())) for line in lines):
+        return None
+    if len({line.slope > 0 for line in lines}) > 1:
+        return None  # of other things than a baseline
+    fits = levels_that_fit(found)
+    stated = batches[-1].settings.get("baseline") in ("mean", "leave_one_out")
+    differ = len({round(line.level, 6) for line in lines}) > 1
+    if any(name in SOUND for name in fits):
+        return None
+    if not fits and not stated:
+        return None  # a critic, a greedy answer, a running mean
+    if fits and not stated and (not differ or not all(name in MISTAKEN for name in fits)):
+        return None
+    words = " or ".join(sorted(fits, key=lambda name: name not in MISTAKEN)[:4]) if fits else _unknown_level(found)
+    sure = Confidence.PROVEN if fits and stated else Confidence.LIKELY
+    return _off_level(
+        f"the baseline of {len(lines)} groups is not their mean: it is {words}", lines, batches[-1].step, sure
+    )
+
+
+def _unknown_level(found: Sequence[Lines]) -> str:
+    """What is certain of baselines that no known way gives."""
+    is_common = all(
+        line.is_at(one.lines[0].level) or abs(line.level - one.lines[0].level) <= line.slack + one.lines[0].slack
+        for one in found
+        for line in one.lines
+    )
+    return (
+        "one number for all groups of a batch, whatever their rewards"
+        if is_common and any(len(one.lines) > 1 for one in found)
+        else "of no known kind, and not made of the rewards of the group alone"
+    )
+
+
+def _off_level(what: str, lines: Sequence[Line], step: int | None, sure: Confidence) -> Verdict:
+    worst = max(lines, key=lambda line: abs(line.level - float(line.rewards_G.mean())))
+    return finding(
+        what,
+        Fact("baseline of a group, read off its advantages", worst.level, None, step),
+        Fact("mean of its rewards", float(worst.rewards_G.mean())),
+        Fact("groups compared", len(lines)),
+        confidence=sure,
+        severity=Severity.HARMFUL,
+    )
+
+
+def _of_old_baselines(batches: Sequence[Batch]) -> Verdict | None:
+    """A finding where rewards are centred by their own mean in some steps, and in others by one that was made of other
+    rewards before: it was kept. A running mean is of neither kind."""
+    ages = [(int(batch.numbers["baseline_age"]), batch) for batch in batches if "baseline_age" in batch.numbers]
+    old = [(age, batch) for age, batch in ages if age > 0]
+    if len(old) < FEWEST_OLD or len(ages) - len(old) < FEWEST_OLD:
+        return None
+    age, batch = old[-1]
+    advantages_B, rewards_B = batch.need("advantages", "rewards")
+    return finding(
+        f"the baseline is the mean of these rewards in {len(ages) - len(old)} steps, and in {len(old)} that of an "
+        "earlier group: it was kept from then, and the policy has changed since",
+        Fact("updates since the rewards of the baseline", age, 0, batch.step),
+        Fact("mean of the advantages it leaves", float(np.nanmean(advantages_B)), 0.0),
+        Fact("mean of the rewards", float(np.nanmean(rewards_B))),
+        confidence=Confidence.LIKELY,
+        severity=Severity.HARMFUL,
+    )
+
+
+def _of_earlier_visits(batches: Sequence[Batch]) -> Verdict | None:
+    """A finding where the baseline of prompts that come again is that of a group of an earlier step."""
+    seen: dict[Hashable, list[float]] = {}
+    stale = []
+    for batch in batches:
+        found = _lines(batch)
+        try:
+            keys = prompt_keys(batch)
+        except Missing:
+            return None
+        if found is None:
+            return None
+        groups = groups_of(batch)
+        for line, number in zip(found.lines, found.numbers, strict=True):
+            earlier = seen.get(keys[int(groups[number][0])], [])
+            if line.is_at(float(line.rewards_G.mean())):
+                continue
+            if not any(line.is_at(mean) for mean in earlier):
+                return None  # another kind of baseline
+            stale.append(line)
+        for rows in groups:
+            rewards_G = batch.arrays["rewards"][rows]
+            seen.setdefault(keys[int(rows[0])], []).append(float(rewards_G[np.isfinite(rewards_G)].mean()))
+    if len(stale) < 2:
+        return None
+    return _off_level(
+        f"the baseline of {len(stale)} groups is the mean of an earlier visit of the same prompt, not of these answers",
+        stale,
+        batches[-1].step,
+        Confidence.PROVEN if len(stale) >= FEWEST_LEVELS else Confidence.LIKELY,
+    )
+
+
+def _changed(batch: Batch, recorded_B: Array, limit: float) -> Verdict | None:
+    """A finding where the right advantages were put into another order, or were changed one by one."""
+    right_B = advantages(batch)
+    order = order_that_fits(right_B, recorded_B, groups_of(batch), limit)
+    if order is not None:
+        words, from_B = order
+        is_named = not words.startswith("the advantages are the right")
+        verdict = _broken(batch, recorded_B, words, Confidence.PROVEN if is_named else Confidence.LIKELY)
+        row = int(np.argmax(from_B != np.arange(len(from_B))))
+        return replace(verdict, facts=(*verdict.facts, Fact(f"row whose advantage row {row} has", int(from_B[row]))))
+    change = change_that_fits(right_B, recorded_B, limit)
+    if not change:
+        return None
+    is_meant = "baseline" not in batch.settings or "alone" in change or "set to 0" in change
+    sure = Confidence.POSSIBLE if is_meant else Confidence.PROVEN
+    return _broken(batch, recorded_B, f"the advantages are the right ones changed: {change}", sure)
+
+
 def _within_rows(batch: Batch) -> Verdict | None:
     """One reward per row gives one advantage per row, unless something discounts it on the way."""
     if row_advantages(batch) is not None or batch.get("values") is not None or batch.get("returns") is not None:
@@ -90,6 +287,7 @@ def _within_rows(batch: Batch) -> Verdict | None:
     if batch.get("token_rewards") is not None:
         return None
     (mask_BT,) = batch.need("mask")
+    is_across = column_advantages(batch.token_advantages, mask_BT)
     spread_B = np.array(
         [
             np.ptp(row[inside]) if inside.any() else 0.0
@@ -97,10 +295,13 @@ def _within_rows(batch: Batch) -> Verdict | None:
         ]
     )
     row = int(np.argmax(spread_B))
+    what = "advantages differ between the tokens of one row, though every row has one reward"
+    if is_across:
+        what = "advantages follow the column and not the row: those of the rows are laid along the tokens"
     return finding(
-        "advantages differ between the tokens of one row, though every row has one reward",
+        what,
         Fact("spread of the advantages within a row", float(spread_B[row]), 0, batch.step, row),
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.PROVEN if is_across else Confidence.LIKELY,
     )
 
 
@@ -234,6 +435,6 @@ ILLNESS = illness(
     symptoms=("advantages are wrong", "advantages do not match rewards"),
     sick=sick,
     well=well,
-    explains=frozenset({"LAW05"}),
+    explains=frozenset({"LAW05", "ADV03", "ADV05"}),
     explained_by=frozenset({"ADV", "REW", "NUM"}),
 )

@@ -2,7 +2,9 @@
 ## What it checks
 The derivative of the loss by the log-prob of a token is what the objective says: of the right sign and size for every
 token in the loss, and exactly 0 for every other. The doctor recomputes it from the recorded log-probs, advantages, mask
-and settings, and compares token by token. One common factor is free, because trainers scale their losses.
+and settings, and compares token by token. One common factor is free, because trainers scale their losses. Where no
+objective is stated, it asks what all of them have in common: a token gets all of its ratio times its advantage, or,
+where a clip stops it, nothing; and a clip stops only what has moved far enough the way that its advantage pulls.
 
 ## Why it hurts
 This derivative is all that the model ever learns from. A loss that looks right in every plot trains something else if
@@ -32,13 +34,16 @@ from assay.doctor.evidence import Batch, Evidence
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.laws.pattern import describe, worst
 from assay.doctor.recompute.loss import AGGREGATIONS, aggregation_of, weights
+from assay.doctor.recompute.shares import Shares, misplaced, shares_of
 from assay.doctor.recompute.terms import gradients, loss_settings, terms
 from assay.grpo import OBJECTIVES
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 SMALLEST_BOUND = 1.5  # of a ratio: nobody has a delta or a dual clip below
 TINY_PULL = 1e-6  # of a token with an advantage of 1
+FEWEST_DEAD = 3  # tokens without a gradient that are more than an accident
+FAR = 1.25  # of a ratio: clips stop before it, if they stop at all
 EDGE = 1e-3  # of the ratio: a token this near to a bound may be on either side of it
 OFF_SHARE = {"float32": 1e-2, "bfloat16": 0.1, "float16": 3e-2}  # of a token's own gradient
 FLOOR = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 3e-3}  # of the largest gradient: rounding of the KL's part
@@ -46,7 +51,10 @@ FLOOR = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 3e-3}  # of the largest g
 
 def check_batch(batch: Batch) -> Verdict:
     (recorded_BT,) = batch.need("gradients")
-    settings = _stated_settings(batch)
+    try:
+        settings = _stated_settings(batch)
+    except Missing:
+        return _without_objective(batch)
     found = terms(batch, settings)
     compared_BT = np.isfinite(recorded_BT) & ~_at_an_edge(found.ratio_BT, settings)
     if not {"delta", "dual_clip"} <= batch.settings.keys():  # one that is not stated may be on
@@ -77,6 +85,72 @@ def check_batch(batch: Batch) -> Verdict:
     return _finding(batch, recorded_BT, scale * expected_BT, off_BT, found.mask_BT & compared_BT)
 
 
+def _without_objective(batch: Batch) -> Verdict:
+    """By what all objectives with token ratios have in common; raises Missing without log-probs and advantages."""
+    recorded_BT, mask_BT = batch.need("gradients", "mask")
+    if not np.any(recorded_BT[mask_BT & np.isfinite(recorded_BT)]):
+        _stated_settings(batch)  # says what is missing
+    found = shares_of(batch)
+    if found is None:
+        if other := misplaced(batch):
+            fact = worst("gradient of a token", np.where(mask_BT, np.abs(recorded_BT), 0.0), batch.step)
+            return finding(other, fact, confidence=Confidence.PROVEN, severity=Severity.FATAL)
+        _stated_settings(batch)  # says what is missing
+        return not_applicable("the gradients are of an objective that is not known here")
+    ratio_BT, advantages_BT = found.ratio_BT, batch.token_advantages
+    forward_BT = np.where(advantages_BT > 0, ratio_BT, 1 / ratio_BT) > 1 + EDGE  # moved the way that is paid for
+    back_BT = np.where(advantages_BT > 0, ratio_BT, 1 / ratio_BT) < 1 - EDGE
+    held_BT = found.dead_BT & back_BT & ~((advantages_BT < 0) & (ratio_BT > SMALLEST_BOUND))
+    stopped_BT, still_BT = found.dead_BT & forward_BT, found.dead_BT & ~forward_BT & ~back_BT
+    facts = (
+        Fact("tokens with all of their gradient", int(found.alive_BT.sum()), None, batch.step),
+        Fact("tokens without one", int(found.dead_BT.sum())),
+    )
+    if still_BT.any() and (still_BT | held_BT).sum() >= FEWEST_DEAD:
+        which = describe(batch, found.dead_BT, found.judged_BT)
+        # whole rows, or some tokens here and there, may be left out on purpose by a mask that was not seen
+        is_meant = stopped_BT.any() or "row" in which.replace("every row", "").replace("its row", "")
+        return finding(
+            f"no gradient reaches {which}, though their ratio is 1",
+            *facts,
+            confidence=Confidence.POSSIBLE if is_meant else Confidence.LIKELY,
+        )
+    if held_BT.sum() >= FEWEST_DEAD and not stopped_BT.any():
+        if not _is_parted(found, advantages_BT):
+            return not_applicable("tokens without a gradient are on no one side of a bound")
+        runaways = found.alive_BT & (np.where(advantages_BT > 0, ratio_BT, 1 / ratio_BT) > FAR)
+        row, token = (int(places[0]) for places in np.nonzero(held_BT))
+        return finding(
+            "the clip stops the wrong side: no gradient reaches tokens whose ratio has moved against their advantage, "
+            "and those that have moved along with it are never stopped",
+            Fact("ratio of a token that gets no gradient", float(ratio_BT[row, token]), None, batch.step, row, token),
+            Fact("its advantage", float(advantages_BT[row, token])),
+            *facts,
+            confidence=Confidence.PROVEN if runaways.any() else Confidence.LIKELY,
+        )
+    if held_BT.sum() >= FEWEST_DEAD:
+        return finding(
+            "the clip stops both sides: tokens that have moved against their advantage get no gradient back",
+            *facts,
+            confidence=Confidence.POSSIBLE,
+        )
+    if not batch.numbers.get("update") and not found.dead_BT.any():
+        return healthy(
+            f"the gradient of all {int(found.judged_BT.sum())} loss tokens is that of their advantage", *facts
+        )
+    return healthy(f"the gradient of all {int(found.judged_BT.sum())} loss tokens is whole, or rightly clipped", *facts)
+
+
+def _is_parted(found: Shares, advantages_BT: Array) -> bool:
+    """Whether a bound of the ratio parts the tokens without a gradient from those with one, for each sign."""
+    for sign in (1, -1):
+        along_BT = sign * np.log(found.ratio_BT)
+        dead_N, alive_N = (along_BT[side & (sign * advantages_BT > 0)] for side in (found.dead_BT, found.alive_BT))
+        if len(dead_N) and len(alive_N) and dead_N.max() > alive_N.min() + EDGE:
+            return False
+    return True
+
+
 def _stated_settings(batch: Batch) -> LossConfig:
     """Raises Missing where a setting that shapes the gradient is not stated: a default may not be this trainer's."""
     objective = OBJECTIVES.get(str(batch.setting("objective")))
@@ -102,6 +176,13 @@ def _finding(batch: Batch, recorded_BT: Array, expected_BT: Array, off_BT: Array
         what = f"{int(stray_BT.sum())} tokens outside of the mask have a gradient"
     elif np.array_equal(reversed_BT, off_BT):
         what = f"the gradient points the wrong way at {describe(batch, reversed_BT, has_one_BT)}"
+    elif other := misplaced(batch):
+        what = f"{other} ({int((off_BT & inside_BT).sum())} of {int(inside_BT.sum())} tokens are off)"
+    elif (dead_BT & has_one_BT).any() and (dead_BT & has_one_BT).sum() > (off_BT & has_one_BT).sum() / 2:
+        what = (
+            f"no gradient reaches {describe(batch, dead_BT, has_one_BT)} that should have one, and another one than "
+            f"the objective's reaches {int((off_BT & ~dead_BT).sum())} more"
+        )
     else:
         what = f"the gradient is not the objective's at {describe(batch, off_BT & inside_BT, inside_BT)}"
     row, token = np.unravel_index(
@@ -169,6 +250,7 @@ ILLNESS = illness(
     symptoms=("only some tokens are trained",),
     sick=sick,
     well=well,
+    explains=frozenset({"LOSS06"}),
     explained_by=frozenset(
         {"LOSS", "RAT", "CLIP", "KL", "MASK", "NUM", "ADV", "ALGN", "LAW02", "LAW03", "LAW04", "LAW06"}
     ),

@@ -13,6 +13,7 @@ from assay.doctor.facts.logprobs import row_spans
 from assay.record.batch import Array, Batch
 from assay.verdict import Fact
 
+MOST_COLUMNS = 512  # that are tried as an end
 MOST_ROWS = 6  # that are listed by number
 
 
@@ -72,11 +73,22 @@ def _patterns(batch: Batch, among_BT: Array) -> Iterator[tuple[str, Array]]:
         yield "the rows that ended by themselves", np.broadcast_to(~cut_B1, among_BT.shape)
         yield "the last token of rows that the token limit cut off", last_BT & cut_B1
         yield "the last token of rows that ended by themselves", last_BT & ~cut_B1
+        yield "all but the first token of rows that the token limit cut off", ~first_BT & cut_B1
     for remainder, words in ((1, "every second row, from row 1"), (0, "every second row, from row 0")):
         yield words, np.broadcast_to((np.arange(rows) % 2 == remainder)[:, None], among_BT.shape)
     new_BT, old_BT = batch.get("new_logprobs"), batch.get("old_logprobs")
     if new_BT is not None and old_BT is not None:
         yield "all tokens that became likelier", new_BT > old_BT
         yield "all tokens that became less likely", new_BT < old_BT
+    for count in (2, 3, 4):
+        tail_BT = columns_T >= end_B[:, None] - count
+        yield f"the last {count} tokens of every row", tail_BT
+        if finished_B is not None:
+            yield f"the last {count} tokens of rows that the token limit cut off", tail_BT & ~finished_B[:, None]
+    for remainder, words in ((1, "every second token, from token 1"), (0, "every second token, from token 0")):
+        yield words, np.broadcast_to(columns_T % 2 == remainder, among_BT.shape)
+    for column in range(1, min(width, MOST_COLUMNS)):
+        yield f"all tokens from column {column} on", np.broadcast_to(columns_T >= column, among_BT.shape)
+        yield f"all tokens before column {column}", np.broadcast_to(columns_T < column, among_BT.shape)
     for column in np.flatnonzero(among_BT.any(axis=0))[:4].tolist():
         yield f"the tokens in column {column}", np.broadcast_to(columns_T == column, among_BT.shape)

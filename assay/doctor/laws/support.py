@@ -23,6 +23,8 @@ A trainer that leaves out rows on purpose (a filter of answers, a curriculum) wi
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,7 +35,7 @@ from assay.doctor.facts.logprobs import completion_places
 from assay.doctor.laws.pattern import describe
 from assay.doctor.recompute.consistent import consistent
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
 
 # a call, and what came back for it, by the names that are in use
 RETURNED = re.compile(
@@ -45,14 +47,23 @@ FEWEST_TOOL_ROWS = 8
 GOES_ON = re.compile(
     r"<\|im_end\|>\s*<\|im_start\|>user|<\|eot_id\|>\s*<\|start_header_id\|>user|<end_of_turn>\s*<start_of_turn>user"
 )
+FEWEST_EDGES = 8  # ends of inserted text
+LEAST_LIKELY = -25.0  # of the log-probability of one token at all of them: any of 100,000 may be the one
+FEWEST_EPISODES = 3
+MOST_EPISODES = 0.8  # of those that ended
+SOME_BEGIN = 0.5  # of the rows with loss tokens whose first column is one
 
 
 def check_batch(batch: Batch) -> Verdict:
     if (verdict := _of_turns(batch)) is not None:
         return verdict
-    mask_BT, lengths_B = batch.need("mask", "lengths")
-    if not mask_BT.any():
+    if batch.get("mask") is not None and not batch.arrays["mask"].any():
         return not_applicable("no token is in the loss; MASK06 speaks of that")
+    if (verdict := _unpaid_steps(batch)) is not None:
+        return verdict
+    is_measured = batch.get("lengths") is not None
+    batch = batch if is_measured else _with_lengths(batch)
+    mask_BT, lengths_B = batch.need("mask", "lengths")
     expected_BT = completion_places(batch)
     forced_BT = batch.get("forced")
     if forced_BT is not None:
@@ -61,22 +72,116 @@ def check_batch(batch: Batch) -> Verdict:
     missing_BT = expected_BT & ~mask_BT & ~left_out_B[:, None]
     extra_BT = mask_BT & ~expected_BT
     rows = len(lengths_B)
-    if not missing_BT.any() and not extra_BT.any() and (verdict := _of_tools(batch, mask_BT)) is not None:
-        return verdict
+    if not missing_BT.any() and not extra_BT.any():
+        verdict = _of_tools(batch, mask_BT) or _behind_inserted([batch])
+        if verdict is not None:
+            return verdict
     if not missing_BT.any() and not extra_BT.any():
         note = f" ({int(left_out_B.sum())} rows are left out by setting)" if left_out_B.any() else ""
         return healthy(f"the loss covers the sampled tokens of all {rows} rows{note}", Fact("rows compared", rows))
     if missing_BT.any():
         row, token = (int(places[0]) for places in np.nonzero(missing_BT))
+        sure = _confidence(batch, missing_BT, expected_BT)
+        if not is_measured and sure is Confidence.PROVEN and batch.get("finished") is None:
+            sure = Confidence.LIKELY  # by the ids alone: an answer may end in another way
         return finding(
             f"the mask leaves out {describe(batch, missing_BT, expected_BT)}",
             Fact("sampled tokens that are not in the loss", int(missing_BT.sum()), 0, batch.step, row, token),
-            confidence=_confidence(batch, missing_BT, expected_BT),
+            confidence=sure,
         )
     row, token = (int(places[0]) for places in np.nonzero(extra_BT))
     return finding(
         f"{int(extra_BT.sum())} tokens are in the loss that were not sampled",
         Fact("loss tokens that were not sampled", int(extra_BT.sum()), 0, batch.step, row, token),
+    )
+
+
+def check_batches(batches: Sequence[Batch]) -> Verdict:
+    steps: dict[int | None, Batch] = {}
+    for batch in batches:
+        steps.setdefault(batch.step, batch)
+    verdict = _behind_inserted(list(steps.values()))
+    return verdict or not_applicable("nothing is seen here that one batch would not show")
+
+
+def _unpaid_steps(batch: Batch) -> Verdict | None:
+    """A finding where the step behind the last one in the loss still earned something: the end of an episode was left
+    out, which is often the step that decided it."""
+    rewards_BT, mask_BT = batch.get("step_rewards"), batch.get("mask")
+    if rewards_BT is None or mask_BT is None or rewards_BT.shape != mask_BT.shape or mask_BT.shape[1] < 2:
+        return None
+    paid_BT, columns_T = rewards_BT != 0, np.arange(mask_BT.shape[1])
+    end_B = np.where(mask_BT.any(axis=1), mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
+    behind_BT = paid_BT & (columns_T >= end_B[:, None])
+    ended_B = end_B < mask_BT.shape[1]
+    unpaid_B = ended_B & behind_BT.any(axis=1)
+    last_B = mask_BT.shape[1] - 1 - np.argmax(paid_BT[:, ::-1], axis=1)
+    is_next_B = unpaid_B & (last_B == end_B)  # nothing was paid further behind
+    if is_next_B.sum() < FEWEST_EPISODES or is_next_B.sum() < unpaid_B.sum():
+        return None
+    # rewards that are written one step late are 0 at first
+    is_in_step = paid_BT[mask_BT[:, 0], 0].any() and is_next_B.sum() > MOST_EPISODES * ended_B.sum()
+    row = int(np.argmax(is_next_B))
+    return finding(
+        f"the last step of {int(is_next_B.sum())} of {int(ended_B.sum())} episodes that ended is not in the loss, "
+        "though it was paid: the mask was updated before it was kept",
+        Fact("steps with a reward that are not in the loss", int(is_next_B.sum()), 0, batch.step, row, int(end_B[row])),
+        Fact("reward of that step", float(rewards_BT[row, end_B[row]]), None, None, row, int(end_B[row])),
+        confidence=Confidence.LIKELY if is_in_step else Confidence.POSSIBLE,
+        fix="Keep the mask as it was before the step: alive when the action was drawn.",
+    )
+
+
+def _with_lengths(batch: Batch) -> Batch:
+    """With the lengths that the ids show: up to the first EOS, and all columns of a row that the limit cut off.
+
+    Raises Missing where they do not: an answer of several turns goes on behind an EOS."""
+    tokens_BT, mask_BT = batch.get("tokens"), batch.get("mask")
+    eos_ids, width_limit, finished_B = (
+        batch.settings.get("eos_ids"),
+        batch.settings.get("max_tokens"),
+        batch.get("finished"),
+    )
+    if tokens_BT is None or mask_BT is None or not eos_ids or tokens_BT.shape != mask_BT.shape or not tokens_BT.size:
+        raise Missing("lengths")
+    ends_BT = np.isin(tokens_BT, list(eos_ids))
+    has_end_B, width = ends_BT.any(axis=1), tokens_BT.shape[1]
+    lengths_B = np.where(has_end_B, np.argmax(ends_BT, axis=1) + 1, width)
+    is_at_limit = width_limit == width if finished_B is None else np.array_equal(finished_B, has_end_B)
+    begins_left = mask_BT[mask_BT.any(axis=1), 0].mean() > SOME_BEGIN  # else the columns hold prompts, too
+    goes_on = (mask_BT & (np.arange(width) >= lengths_B[:, None])).any()
+    pad = batch.settings.get("pad_id")
+    is_filled_B = ~has_end_B & (tokens_BT[:, -1] == (-1 if pad is None else pad))
+    if not begins_left or goes_on or (not has_end_B.all() and not is_at_limit) or is_filled_B.any():
+        raise Missing("lengths")
+    return replace(batch, arrays={**batch.arrays, "lengths": lengths_B})
+
+
+def _behind_inserted(batches: Sequence[Batch]) -> Verdict | None:
+    """A finding where the first trained token behind what an environment put in is always the same one, though the
+    policy gives it a low probability: it was put in, too."""
+    tokens: list[int] = []
+    chances: list[float] = []
+    for batch in batches:
+        forced_BT, mask_BT, tokens_BT = batch.get("forced"), batch.get("mask"), batch.get("tokens")
+        names = ("plain_logprobs", "new_logprobs", "old_logprobs")
+        logprobs_BT = next((batch.get(name) for name in names if batch.get(name) is not None), None)
+        if forced_BT is None or mask_BT is None or tokens_BT is None or logprobs_BT is None or not forced_BT.any():
+            continue
+        first_BT = mask_BT & np.isfinite(logprobs_BT)
+        first_BT[:, 1:] &= forced_BT[:, :-1]
+        first_BT[:, 0] = False
+        tokens += tokens_BT[first_BT].tolist()
+        chances += logprobs_BT[first_BT].tolist()
+    if len(tokens) < FEWEST_EDGES or len(set(tokens)) > 1 or sum(chances) > LEAST_LIKELY:
+        return None
+    return finding(
+        f"the first trained token behind what the environment put in is the same in all of {len(tokens)} places, "
+        f"though the policy gives it a probability of {float(np.exp(np.mean(chances))):.2g}: the mask of the "
+        "environment's tokens ends one token too early",
+        Fact("log-probability that the policy would sample it every time", float(sum(chances)), LEAST_LIKELY),
+        confidence=Confidence.LIKELY,
+        fix="Mask each token that the environment put in at its own place; do not shift the mask like labels.",
     )
 
 
@@ -128,12 +233,14 @@ def _left_out(batch: Batch) -> Array:
 def _confidence(batch: Batch, missing_BT: Array, expected_BT: Array) -> Confidence:
     """A part of a row is never left out on purpose. Whole rows may be, by a filter that no setting names; those that
     the limit cut off often are."""
-    missing_B = np.asarray(missing_BT.any(axis=1))
+    missing_B, finished_B = np.asarray(missing_BT.any(axis=1)), batch.get("finished")
     if (expected_BT & ~missing_BT)[missing_B].any():
         return Confidence.PROVEN
+    is_kept = batch.settings.get("mask_truncated") is False and finished_B is not None and not finished_B.all()
+    if is_kept and finished_B is not None and np.array_equal(missing_B, ~finished_B) and missing_B.sum() > 1:
+        return Confidence.PROVEN  # just these, though a setting keeps them
     if missing_B.sum() < max(3, len(missing_B) / 4):
         return Confidence.POSSIBLE  # a row or two may have no reward, or a prompt that was given up
-    finished_B = batch.get("finished")
     is_cut_off = finished_B is None or not finished_B[missing_B].any()  # not known: they may be
     return Confidence.POSSIBLE if is_cut_off else Confidence.LIKELY
 
@@ -163,5 +270,6 @@ ILLNESS = illness(
     symptoms=("some tokens are not trained", "loss mask is wrong"),
     sick=sick,
     well=well,
+    explains=frozenset({"LAW01"}),  # of answers chosen by how they end, the tokens are no draws
     explained_by=frozenset({"MASK", "ALGN", "LAW02"}),
 )

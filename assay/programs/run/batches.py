@@ -22,7 +22,7 @@ from assay.programs.run.objective import KlTerm, objective_of, penalty_of
 from assay.programs.run.policies import MOST_ACTIONS, Layout, action_fields, bends_logits, is_of_states, layout_of
 from assay.programs.run.rewards import Credit, credit_of
 from assay.programs.run.roles import LossPiece, is_corrected
-from assay.programs.run.rollouts import Found, SampledRows, locate, moment, other_tokens, rollouts_of
+from assay.programs.run.rollouts import Found, SampledRows, are_packed, locate, moment, other_tokens, rollouts_of
 from assay.programs.run.rows import placed_numbers
 from assay.programs.run.sight import is_mask, numbers_of, shape_of
 from assay.programs.run.watched import Backward, WatchedRun, WatchedUpdate, spot_of
@@ -73,7 +73,7 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
     losses = [backward.number for backward in update.backwards if backward.number is not None]
     if len(losses) == len(update.backwards):
         fields["loss"] = -sum(losses) if update.maximize else sum(losses)
-    fields |= _settings(run, update)
+    fields |= _settings(run, update) | _baseline_age(run, pieces)
     given = [{name: numbers_of(getattr(piece.forward, name)) for name in _INPUTS} for piece in pieces]
     fields |= join_inputs(parts, given, rows)
     fields["tokens"] = _with_uncounted(fields["tokens"], fields.get("input_ids"))
@@ -146,6 +146,7 @@ def _parts(update: WatchedUpdate, penalties: Sequence[KlTerm | None], layouts: S
         per_token = _arrays(backward, piece, update.maximize)
         per_token["kl"] = None if penalty is None else penalty.numbers
         per_row = _credit(piece, groups) if is_credited else {}
+        per_token["step_rewards"] = per_row.pop("step_rewards", None)
         either = {name: per_row[name] for name in ("advantages", "ratio") if name in per_row}
         whole = {name: array for name, array in (per_token | either).items() if array is not None}
         arrays = {name: layout.put(array) for name, array in whole.items() if array.size == math.prod(shape)}
@@ -209,7 +210,20 @@ def _credit(piece: LossPiece, groups: dict[int, Array | None]) -> dict[str, Arra
         "ratio": None if piece.old is None else numbers_of(piece.ratio),
         "rewards": None if credit.rewards is None else -credit.rewards if piece.are_costs else credit.rewards,
         "group_ids": credit.groups,
+        "step_rewards": credit.steps,
     }
+
+
+def _baseline_age(run: WatchedRun, pieces: Sequence[LossPiece]) -> dict[str, int]:
+    """How old the baseline is: 0 where it is the mean of the same rewards; nothing where it is of another kind."""
+    ages = set()
+    for piece in pieces:
+        credit = Credit(None, None) if piece.advantages is None else credit_of(piece.advantages, {})
+        if credit.stale is not None and piece.advantages is not None:
+            ages.add(moment(piece.advantages, run) - moment(credit.stale, run))
+        else:
+            ages.add(0 if credit.is_centred else -1)
+    return {"baseline_age": max(ages)} if ages and min(ages) >= 0 else {}
 
 
 def _reaches_outside(mask_BT: Array | None, gradients_BT: Array | None) -> bool:
@@ -311,6 +325,8 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
         update.other_tokens = other_tokens(given_BS, located, rollouts)
     if len(found) < len(located) or shift is None:
         return {name: value for name, value in sampled.items() if name != "sampler_versions"}
+    if are_packed(given_BS, found, rollouts):  # a row holds several answers: it has no length, and no one end
+        return {name: value for name, value in sampled.items() if name not in ("sampler_versions", "eos_ids")}
     sampled |= _rows(found, tokens_BT, shift)
     # a pass that was given something that we would leave out cannot be repeated
     if all(piece.forward.value.arguments.keys() <= _REPEATED for piece in update.pieces):

@@ -21,6 +21,9 @@ _MEANS = ("mean", "nanmean", "sum")
 class Credit:
     rewards: Array | None
     groups: Array | None  # numbers of groups; None where all rows are one, or it is not known
+    steps: Array | None = None  # what was paid at each step, where the rewards are sums of that
+    stale: Value | None = None  # the mean that is subtracted, where it is one of earlier rewards
+    is_centred: bool = False  # by their own mean
 
 
 def credit_of(advantages: Value, groups: dict[int, Array | None]) -> Credit:
@@ -41,7 +44,39 @@ def credit_of(advantages: Value, groups: dict[int, Array | None]) -> Credit:
         return groups[id(value)]
 
     rewards = replay(advantages, rewards_at, _ARITHMETIC)
-    return Credit(rewards, None if rewards is None else replay(advantages, groups_at, _ARITHMETIC))
+    if rewards is not None:
+        return Credit(rewards, replay(advantages, groups_at, _ARITHMETIC), _steps(advantages), is_centred=True)
+    stale = [found for value in above(advantages) if (found := _mean_of_earlier(value)) is not None]
+    rewards = replay(
+        advantages, lambda value: numbers_of(value.input) if _mean_of_earlier(value) else None, _ARITHMETIC
+    )
+    return Credit(rewards, None, stale=stale[0] if rewards is not None and len(stale) == 1 else None)
+
+
+def _mean_of_earlier(value: Value) -> Value | None:
+    """The mean that is subtracted here, where it is one of other rewards that the same line made before."""
+    other = value.arguments.get("other")
+    if value.op != "sub" or value.input is None or other is None or sight(value.input) is None:
+        return None
+    mean, root = _root(other), _root(value.input)
+    if mean.op not in _MEANS or mean.input is None:
+        return None
+    earlier = _root(mean.input)
+    is_older = earlier is not root and earlier.place == root.place and earlier.order < root.order
+    return mean if is_older and earlier.op == root.op else None
+
+
+def _steps(advantages: Value) -> Array | None:
+    """What was paid at each step, where what is centred is the sum of that over one axis of two."""
+    for value in above(advantages):
+        if _centred(value) is None or value.input is None:
+            continue
+        total = _root(value.input)
+        inner = sight(total.input) if total.op == "sum" else None
+        if inner is not None and len(inner.shape) == 2 and "dim" in total.arguments:
+            return numbers_of(total.input)
+        return None
+    return None
 
 
 def _centred(value: Value) -> Value | None:

@@ -246,6 +246,9 @@ def _is_counted(value: Value) -> bool:
     return any(user.op in ("cumsum", "any", "argmax", "cumprod", "nonzero", "max") for user in users)
 
 
+LEAST_PACKED = 3  # tokens of an answer with its prompt
+
+
 @dataclass(frozen=True)
 class Found:
     """Where a row of a scoring pass comes from, and where its prompt and its completion begin in it."""
@@ -270,6 +273,18 @@ def locate(given_BS: Array, rollouts: Sequence[SampledRows]) -> list[Found | Non
             if all(found):
                 return list(found)
     return [_search(row_S, rollouts) for row_S in given_BS]
+
+
+def are_packed(given_BS: Array, found: Sequence[Found], rollouts: Sequence[SampledRows]) -> bool:
+    """Whether a row of a pass holds, beside the sampled row that was located in it, another one of these rollouts."""
+    for given_S, own in zip(np.ascontiguousarray(given_BS, dtype=np.int64), found, strict=True):
+        outside = [given_S[: own.span.start], given_S[own.span.stop :]]
+        for part in outside:
+            if len(part) >= LEAST_PACKED and len(np.unique(part)) > 1:
+                same = [rollout for rollout in rollouts if rollout.moment == own.rollout.moment]
+                if _search(part, same) is not None:
+                    return True
+    return False
 
 
 def _search(given_S: Array, rollouts: Sequence[SampledRows]) -> Found | None:

@@ -44,6 +44,7 @@ from assay.doctor.recompute.advantages import (
     row_advantages,
 )
 from assay.doctor.recompute.consistent import consistent
+from assay.doctor.recompute.credit_space import lines_of
 from assay.programs.edits import Spot
 from assay.programs.facts.advantages.advantages import level_of, policy_weights, scalings, uncentred, weighs_policy
 from assay.programs.facts.advantages.baselines import has_baseline, raw_rewards
@@ -91,6 +92,8 @@ def check_batch(batch: Batch) -> Verdict:
             fact,
             confidence=(Confidence.PROVEN if _is_raw(batch) else Confidence.LIKELY) if stated else Confidence.POSSIBLE,
         )
+    if rewards_B is not None and _has_other_level(advantages_B, rewards_B, found):
+        return not_applicable("a baseline is subtracted, of another kind than the group mean: see formula")
     varied = [advantages_B[rows] for rows in found.rows_P if np.ptp(advantages_B[rows]) > found.limit]
     if len(varied) > 1 and all((values >= 0).all() or (values <= 0).all() for values in varied):
         return finding(
@@ -99,6 +102,12 @@ def check_batch(batch: Batch) -> Verdict:
             confidence=Confidence.LIKELY if stated else Confidence.POSSIBLE,
         )
     return not_applicable("the advantages have a baseline of another kind: see formula")
+
+
+def _has_other_level(advantages_B: Array, rewards_B: Array, found: GroupMeans) -> bool:
+    """Whether each group's advantages are on a line with its rewards that crosses 0 elsewhere than at a reward of 0."""
+    lines = lines_of(rewards_B, advantages_B, found.rows_P, PROPORTIONAL)
+    return lines.is_straight and not any(line.is_at(0.0) for line in lines.lines)
 
 
 def check_source(program: Program) -> Iterator[Verdict]:

@@ -51,7 +51,7 @@ def check_batch(batch: Batch) -> Verdict:
     rows = rows_as_sampled(batch)
     if not rows:
         return not_applicable("no row was trained as it was sampled: see retokenise and post_eos_in_loss")
-    lost = [row for row in rows if row.places is None]
+    lost = [row for row in rows if row.places is None and not _is_cut(row)]
     if lost:
         causes = [_cause(row, rows) for row in lost]
         usual = max(dict.fromkeys(causes), key=causes.count)
@@ -100,6 +100,15 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 places=(call.place, ids.place),
                 why=program.kinds.why(scoring.value),
             )
+
+
+def _is_cut(row: ScoredRow) -> bool:
+    """Whether the pass got the prompt and the first tokens of the completion: in the right context, and LAW06 asks for
+    the others."""
+    seen = _seen(row)
+    behind = len(seen) - len(row.prompt)
+    wanted = np.concatenate([row.prompt, row.completion[: max(behind, 0)]])
+    return 0 < behind < len(row.completion) and np.array_equal(seen, wanted)
 
 
 def _cause(row: ScoredRow, rows: list[ScoredRow]) -> str:

@@ -72,6 +72,9 @@ def check_batch(batch: Batch) -> Verdict:
     untrained = rows[~mask_BT[rows, ends_B[rows]]]
     if len(untrained) == 0:
         return healthy("the EOS of every row that ended is in the loss", Fact("rows that ended by EOS", len(rows)))
+    parts_BT = others_BT & ~mask_BT & mask_BT.any(axis=1, keepdims=True)
+    if batch.get("lengths") is not None and parts_BT.any(axis=1).sum() > len(untrained):
+        return not_applicable("in more rows other tokens than the EOS are left out, too: see law_of_the_support")
     first = int(untrained[0])
     return finding(
         f"{len(untrained)} of {len(rows)} rows ended by EOS, but that token is not in the loss although the tokens "
