@@ -167,7 +167,7 @@ def _weights_of(run: WatchedRun, draw: Value, weights: Value | None) -> DrawWeig
 @once
 def scores_are_cut(run: WatchedRun) -> bool:
     """Whether tokens were taken out of the distribution that the log-probs in the loss are of, too."""
-    pieces = [piece for backward in run.backwards[:2] for piece in backward.pieces]
+    pieces = [piece for backward in run.learning[:2] for piece in backward.pieces]
     if any(value.op in ("topk", "sort") for piece in pieces for value in chain(piece.new)):
         return True
     for piece in pieces:

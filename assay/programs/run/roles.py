@@ -122,7 +122,7 @@ def flows(run: WatchedRun) -> list[tuple[Backward, Flow]]:
     """The first backwards of a run, each with the values above its loss, roles recognised or not."""
     return [
         (backward, backward.roles.flow if backward.roles is not None else Flow(backward.loss, run.kinds))
-        for backward in run.backwards[:MOST_BACKWARDS]
+        for backward in run.learning[:MOST_BACKWARDS]
     ]
 
 

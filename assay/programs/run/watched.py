@@ -180,6 +180,12 @@ class WatchedRun:
     # see `once`; what was known at an earlier moment has its own
     computed: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)
 
+    @property
+    def learning(self) -> list[Backward]:
+        """Backwards since something was sampled: before, a script may imitate answers. All if nothing was."""
+        first = min((call.value.order for call in (*self.generations[:1], *self.samplings[:1])), default=-1)
+        return [backward for backward in self.backwards if backward.loss.order > first]
+
     def __str__(self) -> str:
         """In words, as "looked at"."""
         steps, passes = len(self.updates), len(self.forwards) + len(self.generations)

@@ -76,7 +76,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """[B, 1] with [B]: every row meets every other."""
-    for backward in run.backwards[:BACKWARDS]:
+    for backward in run.learning[:BACKWARDS]:
         values = list(above(backward.loss))
         chosen = [value for value in values if run.kinds.of(value) is Kind.LOGPROBS]
         seen = [shape for value in chosen if (shape := shape_of(value)) is not None]

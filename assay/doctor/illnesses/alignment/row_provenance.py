@@ -74,7 +74,7 @@ def check_batch(batch: Batch) -> Verdict:
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """Rows of the ids that the policy scores, beside rows of the advantages and of old, by how each was picked."""
-    for piece in (piece for backward in run.backwards[:MOST_BACKWARDS] for piece in backward.pieces):
+    for piece in (piece for backward in run.learning[:MOST_BACKWARDS] for piece in backward.pieces):
         given = piece.forward.input_ids or states_of(piece.new, run.kinds)
         ids = picked_rows(given)
         if ids is None or _is_reordered(piece, given):

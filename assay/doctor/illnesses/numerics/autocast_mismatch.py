@@ -113,7 +113,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     samplers = {id(draw.forward) for draw in run.samplings}
-    for piece in (piece for backward in run.backwards[:BACKWARDS] for piece in backward.pieces):
+    for piece in (piece for backward in run.learning[:BACKWARDS] for piece in backward.pieces):
         mine = piece.forward
         for name, logprobs in (("old", piece.old_operand), ("reference", piece.ref)):
             other = run.kinds.pass_of(logprobs)

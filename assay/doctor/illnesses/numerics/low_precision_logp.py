@@ -66,7 +66,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
     """The softmax behind log-probs in the loss, computed in 16 bits."""
-    for piece in (piece for backward in run.backwards[:BACKWARDS] for piece in backward.pieces):
+    for piece in (piece for backward in run.learning[:BACKWARDS] for piece in backward.pieces):
         for logprobs in (piece.new, piece.old, piece.ref):
             for value in walk(logprobs, _numbers) if logprobs is not None else ():
                 seen = _softmax(value)

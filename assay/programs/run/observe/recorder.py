@@ -83,6 +83,7 @@ class CallRecorder(TorchFunctionMode):
         self.drawn: Callable[[Value], None] | None = None
         self.left: Callable[[Value], None] | None = None  # called with whatever left torch as numbers
         self.parameter: Callable[[Value, Tensor], None] | None = None  # called with parameters that the script uses
+        self.given: Callable[[Value, Tensor], None] | None = None  # called with other tensors that nobody made here
         self._known: dict[int, tuple[_Ref, Value, int]] = {}
         self._wide: set[int] = set()  # ids of Values whose last dimension is the vocabulary
         self._visits: dict[tuple[int, str], int] = {}  # by id of a Place, which Places keeps
@@ -181,6 +182,8 @@ class CallRecorder(TorchFunctionMode):
         value = self._as_it_is(tensor, where)
         if self.parameter is not None and _is_parameter(tensor):
             self.parameter(value, tensor)
+        elif self.given is not None and value.op in ("given", "changed") and not tensor.requires_grad:
+            self.given(value, tensor)
         return value
 
     def _as_it_is(self, tensor: Tensor, where: tuple[Place, str, Context]) -> Value:
