@@ -28,6 +28,11 @@ def describe(batch: Batch, off_BT: Array, among_BT: Array) -> str:
     rows_B = np.asarray(off_BT.any(axis=1))
     if not (among_BT[rows_B] & ~off_BT[rows_B]).any():
         return f"all tokens of {_rows(rows_B)} ({count} of {total} tokens)"
+    new_BT, old_BT = batch.get("new_logprobs"), batch.get("old_logprobs")
+    if new_BT is not None and old_BT is not None:
+        for words, pattern_BT in (("likelier", new_BT > old_BT), ("less likely", new_BT < old_BT)):
+            if np.array_equal(pattern_BT & among_BT, off_BT):
+                return f"all tokens that became {words} ({count} of {total} tokens)"
     return f"{count} of {total} tokens, in {_rows(rows_B)}"
 
 
@@ -83,9 +88,5 @@ def _patterns(batch: Batch, among_BT: Array) -> Iterator[tuple[str, Array]]:
         yield "all rows that stand behind another one in their packed line", behind_BT
     for remainder, words in ((1, "every second row, from row 1"), (0, "every second row, from row 0")):
         yield words, np.broadcast_to((np.arange(rows) % 2 == remainder)[:, None], among_BT.shape)
-    new_BT, old_BT = batch.get("new_logprobs"), batch.get("old_logprobs")
-    if new_BT is not None and old_BT is not None:
-        yield "all tokens that became likelier", new_BT > old_BT
-        yield "all tokens that became less likely", new_BT < old_BT
     for column in np.flatnonzero(among_BT.any(axis=0))[:4].tolist():
         yield f"the tokens in column {column}", np.broadcast_to(columns_T == column, among_BT.shape)

@@ -139,7 +139,8 @@ def _variant(batch: Batch, name: str, oracle: str, off_BT: Array, limit: float) 
         return "right only in the first row of each packed line: the others attend to the rows before them"
     for words, scored_BT in _known_ways(batch, name, plain_BT, recorded_BT):
         apart_N = np.abs(scored_BT - recorded_BT)[off_BT]
-        if np.mean(apart_N <= limit) >= NEARLY_ALL:
+        known_N = np.isfinite(apart_N)
+        if known_N.mean() > HALF and np.mean(apart_N[known_N] <= limit) >= NEARLY_ALL:
             return words
     return ""
 

@@ -25,6 +25,7 @@ class Models:
         self.run = run
         self._models: dict[int, tuple[weakref.ref[nn.Module], Model]] = {}
         self.steps: Counter[int] = Counter()  # of optimizers that hold a parameter, by its id
+        self._firsts: dict[int, weakref.ref[Tensor]] = {}  # the first parameter of each
         self._looked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._owners: dict[int, tuple[weakref.ref[Tensor], weakref.ref[nn.Module]]] = {}
         self._loose: list[nn.Module] = []
@@ -64,16 +65,17 @@ class Models:
             return known[1]
         model = _describe(module, len(self.run.models))
         self._models[key] = (weakref.ref(module), model)
+        if parameters:
+            self._firsts[key] = weakref.ref(parameters[0])
         self.run.models.append(model)
         return model
 
     def _sharing(self, parameters: Sequence[Tensor]) -> tuple[weakref.ref[nn.Module], Model] | None:
         """The model whose weights lie at the same place in memory: those of a state_dict() without copies do."""
-        for ref, model in self._models.values() if parameters else ():
-            module = ref()
-            own = None if module is None or isinstance(module, _Loose) else next(module.parameters(), None)
+        for key, first in self._firsts.items() if parameters else ():
+            own = first()
             if own is not None and own is not parameters[0] and is_same_memory(own, parameters[0]):
-                return ref, model
+                return self._models.get(key)
         return None
 
     def sharing(self, tensor: Tensor) -> Tensor | None:
