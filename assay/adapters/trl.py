@@ -191,19 +191,27 @@ class AttachedToTRL(Attached):
     def _around_generation(self, original: Callable[..., Any], *args: Any, **others: Any) -> Any:
         if not self.trainer.model.training or not self.is_on():
             return original(*args, **others)
-        self._coming = TRLGeneration(version=self.steps_done())
+        self._coming = coming = TRLGeneration(version=self.steps_done())
         try:
-            output = original(*args, **others)
+            with noting_draws(self.trainer.accelerator.unwrap_model(self.trainer.model), self._noting_draws(coming)):
+                output = original(*args, **others)
             self.attempt(lambda: self._keep_generation(output), None)
         finally:
             self._coming = None
         return output
+
+    def _noting_draws(self, coming: TRLGeneration) -> Callable[[Any, Any, Any], None]:
+        def note(ids: Any, mask: Any, answer: Any) -> None:
+            self.attempt(lambda: coming.add_draws(ids, mask, answer, self.trainer.eos_token_ids), None)
+
+        return note
 
     def _keep_generation(self, output: dict[str, Any]) -> None:
         coming = self._coming
         assert coming is not None
         self.add_rollouts(None)
         if len(coming.sampled) == len(output["completion_ids"]):
+            coming.align()
             coming.add_output(self.trainer, output)
             if self.steps_done() == 0:
                 coming.score_again()
@@ -357,6 +365,28 @@ def _inputs_of_trl() -> dict[str, Any] | None:
         frame = frame.f_back
     inputs = None if frame is None else frame.f_locals.get("inputs")
     return dict(inputs) if isinstance(inputs, dict) else None
+
+
+@contextmanager
+def noting_draws(model: Any, note: Callable[[Any, Any, Any], None]) -> Iterator[None]:
+    """Calls of model.generate(): `note` gets the ids that it was given, their mask, and its answer."""
+    original, was_own = model.generate, "generate" in vars(model)
+
+    @functools.wraps(original)
+    def generate(*args: Any, **others: Any) -> Any:
+        answer = original(*args, **others)
+        ids = args[0] if args else others.get("input_ids", others.get("inputs"))
+        note(ids, others.get("attention_mask"), answer)
+        return answer
+
+    model.generate = generate
+    try:
+        yield
+    finally:
+        if was_own:
+            model.generate = original
+        else:
+            del model.generate
 
 
 @contextmanager

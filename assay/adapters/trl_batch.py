@@ -15,10 +15,11 @@ from torch import Tensor
 
 from assay.adapters.attached import Look, Rollouts
 from assay.adapters.trl_settings import BY_GENERATION_TOKENS, has_known_loss, masks_by_value, settings_of, whole_run
-from assay.examine.again import score_backwards
+from assay.examine.again import ask_in_child, score_backwards
 from assay.examine.part import Part
 from assay.record.batch import Array, Batch
 
+Ids = tuple[int, ...]
 _NAMES = {  # ours <- TRL's
     "tokens": "completion_ids",
     "old_logprobs": "old_per_token_logps",
@@ -32,9 +33,11 @@ class TRLGeneration(Rollouts):
     """One generation of TRL, filled in as TRL goes through it."""
 
     turns: int = 0  # calls of the sampler
+    draws: list[tuple[Ids, Ids]] = field(default_factory=list)  # (prompt, completion) of each row of model.generate()
     returned: dict[int, Sequence[float | None]] = field(default_factory=dict)  # by each reward function
     scorers: dict[int, Callable[[Sequence[int]], Sequence[float | None]]] = field(default_factory=dict)
     again: list[float] = field(default_factory=list)  # rewards of the functions for the rows in reverse order
+    alone: list[float] = field(default_factory=list)  # and for each row by itself
     rewards_BF: Tensor | None = None  # as the trainer uses them
     weights_F: Tensor | None = None
     output: Mapping[str, Any] = field(default_factory=dict)  # what TRL made of it, before it is shuffled
@@ -48,6 +51,26 @@ class TRLGeneration(Rollouts):
         self.forced = None if tool_mask is None else [[token == 0 for token in row] for row in tool_mask]
         if self.turns != 1 or tool_mask is not None:  # several turns, or a rollout_func of the user
             self.prompts, self.sampled = list(prompts), list(sampled)
+
+    def add_draws(self, ids: Any, mask: Any, answer: Any, ends: Iterable[int]) -> None:
+        """A call of model.generate(): nothing stands between it and the model."""
+        sequences = answer if isinstance(answer, Tensor) else getattr(answer, "sequences", None)
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or sequences is None or len(sequences) % len(ids):
+            return
+        mask = torch.ones_like(ids) if mask is None else mask
+        prompts = [tuple(row[seen != 0].tolist()) for row, seen in zip(ids.cpu(), mask.cpu(), strict=True)]
+        copies, stops = len(sequences) // len(ids), set(ends)
+        for number, row in enumerate(sequences[:, ids.shape[1] :].tolist()):
+            length = next((place + 1 for place, token in enumerate(row) if token in stops), len(row))
+            self.draws.append((prompts[number // copies], tuple(row[:length])))
+
+    def align(self) -> None:
+        """Where the trainer's rows are not those of generate(), each gets the prompt and the ids that it was drawn
+        with, as far as these are known. Several turns, and tokens of tools, are left as they are."""
+        if self.draws and self.turns <= 1 and self.forced is None:
+            rows = [(tuple(prompt), tuple(ids)) for prompt, ids in zip(self.prompts, self.sampled, strict=True)]
+            matched = drawn_rows(rows, self.draws)
+            self.prompts, self.sampled = [list(prompt) for prompt, _ in matched], [list(ids) for _, ids in matched]
 
     def add_rewards(self, rewards_BF: Tensor, weights_F: Tensor) -> None:
         self.rewards_BF, self.weights_F = rewards_BF.detach().clone(), weights_F
@@ -68,11 +91,53 @@ class TRLGeneration(Rollouts):
             ]
 
         self.again = score_backwards(total, len(self.sampled))
+        if self.again:
+            self.alone = ask_in_child(lambda: [total([row])[0] for row in range(len(self.sampled))]) or []
 
     def add_output(self, trainer: Any, output: Mapping[str, Any]) -> None:
         ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}  # by these TRL knows what was cut off
         self.finished = [bool(tokens) and tokens[-1] in ends for tokens in map(list, self.sampled)]
         self.output = dict(output)
+
+
+def drawn_rows(rows: Sequence[tuple[Ids, Ids]], draws: Sequence[tuple[Ids, Ids]]) -> list[tuple[Ids, Ids]]:
+    """Of each (prompt, completion) of the trainer the draw that it is, or is made of; the row itself if none is known.
+
+    An answer that is cut off behind a stop is its draw. Where the answers of all other rows were drawn behind other
+    prompts, rows have changed places; else the ids of an answer were changed, and its draw is one with its prompt."""
+    found = list(rows)
+    free: dict[tuple[Ids, Ids], int] = {}
+    for draw in draws:
+        free[draw] = free.get(draw, 0) + 1
+    lost = []
+    for number, row in enumerate(rows):
+        draw = next((draw for draw, count in free.items() if count and _is_draw(row, draw)), None)
+        if draw is None:
+            lost.append(number)
+        else:
+            free[draw] -= 1
+    moved = {number: _take(free, lambda draw, ids=rows[number][1]: draw[1] == ids) for number in lost}
+    if lost and all(moved.values()):
+        for number, draw in moved.items():
+            found[number] = draw or rows[number]
+        return found
+    for draw in filter(None, moved.values()):
+        free[draw] += 1
+    for number in lost:
+        draw = _take(free, lambda draw, prompt=rows[number][0]: draw[0] == prompt)
+        found[number] = draw or rows[number]
+    return found
+
+
+def _is_draw(row: tuple[Ids, Ids], draw: tuple[Ids, Ids]) -> bool:
+    return row[0] == draw[0] and row[1] == draw[1][: len(row[1])]
+
+
+def _take(free: dict[tuple[Ids, Ids], int], fits: Callable[..., bool]) -> tuple[Ids, Ids] | None:
+    draw = next((draw for draw, count in free.items() if count and fits(draw)), None)
+    if draw is not None:
+        free[draw] -= 1
+    return draw
 
 
 def part_of(
@@ -171,6 +236,8 @@ def _credit(trainer: Any, rollouts: TRLGeneration, rows: Sequence[int]) -> dict[
     credit = {"rewards": rewards_B[here_B], "group_ids": groups_B}
     if len(rollouts.again) == len(rewards_B) and returned_rewards(rollouts) is not None:
         credit["rewards_again"] = np.array(rollouts.again)[here_B]
+        if len(rollouts.alone) == len(rewards_B):
+            credit["rewards_alone"] = np.array(rollouts.alone)[here_B]
     return credit
 
 

@@ -48,6 +48,7 @@ FIELDS: dict[str, Field] = {
     "input_ids": Field(("BS",), "int", "What the model was given when `new_logprobs` were computed."),
     "attention_mask": Field(("BS",), "bool", "The attention mask of that pass."),
     "position_ids": Field(("BS",), "int", "The positions of that pass."),
+    "packed_behind": Field(("B",), "int", "Where rows were packed end to end: how many stand before it in its line."),
     # log-probs of `tokens`
     "new_logprobs": Field(("BT",), "float", "Under the policy being trained, as the loss saw them."),
     "old_logprobs": Field(("BT",), "float", "Under the policy that sampled, as the trainer computed them."),
@@ -62,6 +63,7 @@ FIELDS: dict[str, Field] = {
     "returns": Field(("BT",), "float", "PPO: what the critic is trained towards."),
     "token_rewards": Field(("BT",), "float", "Reward of each token, KL penalty included."),
     "step_rewards": Field(("BT",), "float", "What the environment paid at each step, where a reward is their sum."),
+    "rewards_alone": Field(("B",), "float", "Rewards computed again, each row by itself; NaN where not."),
     "rewards_again": Field(
         ("B",), "float", "Rewards computed again in another order of the rows; NaN where not, or where they are random."
     ),

@@ -235,6 +235,6 @@ ILLNESS = illness(
     symptoms=("tokens differ from what was sampled",),
     sick=sick,
     well=well,
-    explains=frozenset({"LAW01", "LAW03", "LAW05", "LAW06"}),
+    explains=frozenset({"LAW01", "LAW03", "LAW05", "LAW06", "RAT01"}),
     explained_by=frozenset({"ALGN", "MASK"}),
 )

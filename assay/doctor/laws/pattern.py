@@ -29,6 +29,11 @@ def describe(batch: Batch, off_BT: Array, among_BT: Array) -> str:
     rows_B = np.asarray(off_BT.any(axis=1))
     if not (among_BT[rows_B] & ~off_BT[rows_B]).any():
         return f"all tokens of {_rows(rows_B)} ({count} of {total} tokens)"
+    new_BT, old_BT = batch.get("new_logprobs"), batch.get("old_logprobs")
+    if new_BT is not None and old_BT is not None:
+        for words, pattern_BT in (("likelier", new_BT > old_BT), ("less likely", new_BT < old_BT)):
+            if np.array_equal(pattern_BT & among_BT, off_BT):
+                return f"all tokens that became {words} ({count} of {total} tokens)"
     return f"{count} of {total} tokens, in {_rows(rows_B)}"
 
 
@@ -41,8 +46,13 @@ def worst(what: str, size_BT: Array, step: int | None, limit: float | None = Non
 
 def _rows(rows_B: Array) -> str:
     numbers = np.flatnonzero(rows_B).tolist()
-    if len(numbers) == 1:
-        return f"row {numbers[0]}"
+    if len(numbers) == 1 or not numbers:
+        return f"row {numbers[0]}" if numbers else "no row"
+    if numbers[-1] - numbers[0] == len(numbers) - 1 and len(numbers) > 2:  # a block: a chunk, or a worker
+        if numbers[0] == 0:
+            return f"the first {len(numbers)} of {len(rows_B)} rows"
+        is_end = numbers[-1] == len(rows_B) - 1
+        return f"the last {len(numbers)} of {len(rows_B)} rows" if is_end else f"rows {numbers[0]} to {numbers[-1]}"
     if len(numbers) > MOST_ROWS:
         return f"{len(numbers)} of {len(rows_B)} rows"
     return f"rows {', '.join(map(str, numbers))}"
@@ -73,6 +83,10 @@ def _patterns(batch: Batch, among_BT: Array) -> Iterator[tuple[str, Array]]:
         yield "the rows that ended by themselves", np.broadcast_to(~cut_B1, among_BT.shape)
         yield "the last token of rows that the token limit cut off", last_BT & cut_B1
         yield "the last token of rows that ended by themselves", last_BT & ~cut_B1
+    behind_B = batch.get("packed_behind")
+    if behind_B is not None:
+        behind_BT = np.broadcast_to(behind_B[:, None] > 0, among_BT.shape)
+        yield "all rows that stand behind another one in their packed line", behind_BT
         yield "all but the first token of rows that the token limit cut off", ~first_BT & cut_B1
     for remainder, words in ((1, "every second row, from row 1"), (0, "every second row, from row 0")):
         yield words, np.broadcast_to((np.arange(rows) % 2 == remainder)[:, None], among_BT.shape)

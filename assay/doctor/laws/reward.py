@@ -47,6 +47,7 @@ CLEAN, MIXED = 0.03, 0.1  # of the rows: with a reward that contradicts the answ
 INVERTED = 0.9  # of the rows
 BALANCED_STEPS = 2
 MOST_LEVELS = 50  # of rewards that are tried as the limit
+AS_RETURNED = ("trl",)  # trainers whose rewards on record are the sum that their functions returned
 FEW = 3  # answers that come again with another reward: fewer may be a tie that was cut off differently
 
 
@@ -65,14 +66,43 @@ def check_batch(batch: Batch) -> Verdict:
     # rewards at other rows are exchanged: some rows get more and others less, of the same values
     more, known = again_B[off] > rewards_B[off], {round(float(reward), 5) for reward in again_B[asked]}
     is_exchange = more.any() and not more.all() and all(round(float(reward), 5) in known for reward in rewards_B[off])
-    if not is_exchange:
+    if not is_exchange and batch.settings.get("trainer") not in AS_RETURNED:
         return not_applicable("what the trainer takes for the reward is made of it by a formula")
+    if _are_of_copies(batch, off, rewards_B, again_B):
+        return not_applicable(
+            "which of several equal answers is paid more depends on their order, and nothing else does"
+        )
+    moved = _moved_as(batch, rewards_B)
     return finding(
-        f"{len(off)} of {len(asked)} rows get another reward than that on record when scored in another order",
+        f"{len(off)} of {len(asked)} rows get another reward than that on record when scored in another order"
+        + (f": each row has the reward of another one, {moved}" if moved else ""),
         Fact("reward on record", float(rewards_B[row]), None, batch.step, row),
         Fact("reward of the same row in another order", float(again_B[row])),
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.PROVEN if moved else Confidence.LIKELY,
     )
+
+
+def _are_of_copies(batch: Batch, off: Array, rewards_B: Array, again_B: Array) -> bool:
+    """Whether only rows that hold the same answer have exchanged their rewards, as by a bonus for the first of them."""
+    try:
+        rows = list(zip(prompt_keys(batch), _answers(batch), strict=True))
+    except Missing:
+        return False
+    copies = values_by_key(rows, range(len(rows)))
+    alike = [copies[rows[row]] for row in off.tolist()]
+    return all(sorted(rewards_B[same].round(5)) == sorted(again_B[same].round(5)) for same in alike)
+
+
+def _moved_as(batch: Batch, rewards_B: Array) -> str:
+    """By which plain move the rewards on record become those of the rows scored one by one; "" where none does."""
+    alone_B = batch.get("rewards_alone")
+    if alone_B is None or len(rewards_B) < FEW_ROWS or not np.isfinite(alone_B + rewards_B).all():
+        return ""
+    limit = NEARLY * max(1.0, float(np.abs(rewards_B).max()))
+    if len(set(rewards_B.round(5).tolist())) <= FEW or np.abs(rewards_B - alone_B).max() <= limit:
+        return ""  # a few levels fit several moves
+    moves = moved_rows(rewards_B)
+    return next((name for name, values_B in moves.items() if np.abs(values_B - alone_B).max() <= limit), "")
 
 
 def check_batches(batches: Sequence[Batch]) -> Verdict:
@@ -329,14 +359,21 @@ class _Paid:
         count = len(self.batch.arrays["rewards"])
         if len(self.right_N) < FEW_ROWS or len(self.rows_N) < count:
             return ""
-        shifts = {f"all are off by {by} row{'s' * (by > 1)}": np.roll(self.paid_N, -by) for by in range(1, count // 2)}
-        shifts |= {f"all are off by {by} row{'s' * (by > 1)}, backwards": np.roll(self.paid_N, by) for by in (1, 2)}
-        shifts["they are in the reverse order"] = self.paid_N[::-1]
-        for size in range(2, count // 2 + 1):
-            if count % size == 0:
-                name = f"they are those of view({size}, {count // size}), transposed"
-                shifts[name] = self.paid_N.reshape(size, count // size).T.ravel()
+        shifts = moved_rows(self.paid_N)
         return next((name for name, paid_N in shifts.items() if np.array_equal(paid_N, self.right_N)), "")
+
+
+def moved_rows(values_N: Array) -> dict[str, Array]:
+    """The values in the order that each plain move of rows would have to be undone to, by the name of the move."""
+    count = len(values_N)
+    moves = {f"all are off by {by} row{'s' * (by > 1)}": np.roll(values_N, -by) for by in range(1, count // 2)}
+    moves |= {f"all are off by {by} row{'s' * (by > 1)}, backwards": np.roll(values_N, by) for by in (1, 2)}
+    moves["they are in the reverse order"] = values_N[::-1]
+    for size in range(2, count // 2 + 1):
+        if count % size == 0:
+            name = f"they are those of view({size}, {count // size}), transposed"
+            moves[name] = values_N.reshape(size, count // size).T.ravel()
+    return moves
 
 
 def _judged(batch: Batch) -> tuple[Batch, Array, Array, Array] | None:

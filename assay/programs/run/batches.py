@@ -15,14 +15,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from assay.calibration import Tally
-from assay.examine.part import Part, join, join_inputs, sampled_fields
+from assay.examine.part import Part, join, join_inputs, sampled_fields, stack
 from assay.programs.graph import Value
 from assay.programs.run.kinds import above
 from assay.programs.run.objective import KlTerm, objective_of, penalty_of
 from assay.programs.run.policies import MOST_ACTIONS, Layout, action_fields, bends_logits, is_of_states, layout_of
 from assay.programs.run.rewards import Credit, credit_of
 from assay.programs.run.roles import LossPiece, is_corrected
-from assay.programs.run.rollouts import Found, SampledRows, are_packed, locate, moment, other_tokens, rollouts_of
+from assay.programs.run.rollouts import (
+    Found,
+    SampledRows,
+    are_packed,
+    locate,
+    moment,
+    other_tokens,
+    packed_rows,
+    rollouts_of,
+)
 from assay.programs.run.rows import placed_numbers
 from assay.programs.run.sight import is_mask, numbers_of, shape_of
 from assay.programs.run.watched import Backward, WatchedRun, WatchedUpdate, spot_of
@@ -77,7 +86,11 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
     given = [{name: numbers_of(getattr(piece.forward, name)) for name in _INPUTS} for piece in pieces]
     fields |= join_inputs(parts, given, rows)
     fields["tokens"] = _with_uncounted(fields["tokens"], fields.get("input_ids"))
-    fields |= action_fields(run, update, fields, layouts) if are_actions else _sampled(run, update, ask, fields)
+    apart = None if are_actions else _unpacked(run, update, ask, fields)
+    if apart is not None:
+        fields = apart
+    else:
+        fields |= action_fields(run, update, fields, layouts) if are_actions else _sampled(run, update, ask, fields)
     is_plain = fields.get("update") == 0 and "plain_logprobs" in fields and "input_ids" in fields
     if "attention_mask" not in fields and is_plain:
         # a pass without a mask attends to everything; whether that moves log-probs, plain log-probs show
@@ -330,10 +343,53 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
     sampled |= _rows(found, tokens_BT, shift)
     # a pass that was given something that we would leave out cannot be repeated
     if all(piece.forward.value.arguments.keys() <= _REPEATED for piece in update.pieces):
-        sampled |= _plain(run, update.pieces, ask, found, shift, {**fields, **sampled})
+        texts = [_text(*row) for row in zip(given_BS, tokens_BT, found, strict=True)]
+        offsets = [shift - row.start - 1 for row in found]
+        sampled |= _plain(run, update.pieces, ask, found, (texts, offsets), {**fields, **sampled})
         if "plain_logprobs" in sampled:
             update.ends_next = _ends_next(run, update.pieces, ask, found, sampled)
     return sampled
+
+
+def _unpacked(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fields of a pass whose rows hold several sampled rows each, with one row for each of these; None where that
+    is not so, or the loss reaches beyond their completions."""
+    rollouts, given_BS, tokens_BT, mask_BT = (
+        rollouts_of(run), fields.get("input_ids"), fields["tokens"], fields.get("mask"),
+    )  # fmt: skip
+    shift = None if given_BS is None else _shift(given_BS, tokens_BT)
+    packed = None if given_BS is None or shift is None else packed_rows(given_BS, rollouts)
+    if not packed or shift is None or mask_BT is None:
+        return None
+    spans = [(line, slice(row.completion - shift, row.span.stop - shift)) for line, row in packed]
+    outside_BT = mask_BT.copy()
+    for line, columns in spans:
+        outside_BT[line, columns] = False
+    if outside_BT.any() or min(columns.start for _, columns in spans) < 0:
+        return None
+    found = [row for _, row in packed]
+    prompts = [row.rollout.prompt(row.row) for row in found]
+    completions = [row.rollout.completion(row.row) for row in found]
+    width = max(map(len, completions))
+    apart = {name: value for name, value in fields.items() if name not in _INPUTS and not isinstance(value, np.ndarray)}
+    for name, array in fields.items():
+        if isinstance(array, np.ndarray) and array.shape == tokens_BT.shape:
+            apart[name] = stack([array[line, columns] for line, columns in spans], width)
+    apart |= sampled_fields(prompts, completions, width)
+    apart["packed_behind"] = [
+        sum(other == line and before.start < row.start for other, before in packed) for line, row in packed
+    ]
+    apart |= _moment(run, update, rollouts, found)
+    if all(row.rollout.finished_B is not None for row in found):
+        apart["finished"] = [
+            bool(row.rollout.finished_B[row.row]) for row in found if row.rollout.finished_B is not None
+        ]
+    draws = [draw.forward for draw in run.samplings if draw.forward is not None]
+    if all(draw.value.arguments.keys() <= _REPEATED for draw in draws):  # the sampler asked as we do
+        texts = [[*map(int, prompt), *map(int, ids)] for prompt, ids in zip(prompts, completions, strict=True)]
+        offsets = [len(prompt) - 1 for prompt in prompts]
+        apart |= _plain(run, update.pieces, ask, (), (texts, offsets), apart)
+    return apart
 
 
 def _ends_next(
@@ -354,11 +410,11 @@ def _plain(
     pieces: Sequence[LossPiece],
     ask: Ask,
     found: Sequence[Found],
-    shift: int,
+    rows: tuple[Sequence[Sequence[int]], Sequence[int]],
     fields: Mapping[str, Any],
 ) -> dict[str, Array]:
-    """Plain log-probs of the policy and of the reference, in the columns of the tokens."""
-    texts_of = fields["input_ids"], fields["tokens"]
+    """Plain log-probs of the policy and of the reference, in the columns of the tokens. `rows`: prompt and completion
+    of each, and how many of its tokens but the first stand before the first column."""
     models: dict[str, set[int | None]] = {"plain": {piece.forward.model for piece in pieces}}
     if len(run.batches) >= MOST_BATCHES or len(models["plain"]) > 1:
         return {}
@@ -366,8 +422,8 @@ def _plain(
         models["plain_ref"] = {_reference(run, piece) for piece in pieces}
     if any(bends_logits(piece, run.kinds) for piece in pieces):
         return {}  # the trainer means another distribution than the model's own
-    texts = [_text(given_S, tokens_T, row) for given_S, tokens_T, row in zip(*texts_of, found, strict=True)]
-    offsets, width = [shift - row.start - 1 for row in found], fields["tokens"].shape[1]
+    texts, offsets = rows
+    width = fields["tokens"].shape[1]
     temperature = fields.get("temperature")
     plain: dict[str, Array] = {}
     for name, numbers in models.items():
@@ -384,7 +440,7 @@ def _plain(
         if name == "plain":
             plain["columns"] = (offsets, width)  # type: ignore[assignment]
             plain |= of_policy if temperature is not None else {"plain_raw_logprobs": of_policy["plain_raw_logprobs"]}
-            if temperature is not None and model is not None:
+            if temperature is not None and model is not None and found:
                 columns = (texts, offsets)
                 plain |= _counted_positions(ask, model, columns, temperature, {**fields, **plain}, found)
         elif temperature is not None:

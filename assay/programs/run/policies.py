@@ -33,6 +33,7 @@ CUT = -80.0  # log-prob of an action that has no chance
 LEAST_OLDER = 0.25  # of the rows that no new draw had: fewer may have the same log-prob by chance
 LOWEST = -1e4  # in place of -inf, which times 0 is not a number
 SAME_LOGPROB = 2e-5  # of the same action, in float32
+FAR = 10  # times as much: another action
 SAME_LOGITS = 1e-4  # of the same weights at the same state, in float32
 _MOVES = RESHAPES | {"cast", "clone", "detach", "element", "attribute", "index", "expand", "changed"}
 _BENDS = frozenset("masked_fill where setitem scatter topk sort add clamp".split())
@@ -352,7 +353,9 @@ def _located(
     versions = {draw.forward.version for draw in draws if draw.forward is not None}
     if versions != {version}:
         return {}
-    sampled_N = _sampled(actions_N, places, drawn.actions_N, counted)
+    sampled_N = _overwritten(fields, drawn, places, logits_NA, counted)
+    if sampled_N is None:
+        sampled_N = _sampled(actions_N, places, drawn.actions_N, counted)
     if sampled_N is None:
         return {}
     found: dict[str, Any] = {"sampler_versions": np.full(shape[0], version)}
@@ -403,6 +406,28 @@ def _barred(drawn: Drawn, places: Sequence[Array], scored_NA: Array, counted_N: 
             masses.append(float(np.exp(scored_NA[row])[cut_A].sum()))
             most = max(most, int(cut_A.sum()))
     return (len(masses), most, float(np.mean(masses))) if masses else None
+
+
+def _overwritten(
+    fields: dict[str, Any], drawn: Drawn, places: Sequence[Array], logits_NA: Array, counted_N: Array
+) -> Array | None:
+    """The action that was drawn for each row, where the old log-probs show that some trained ones are others: old is
+    then not the log-prob of the trained action, but that of an action that was drawn at this very state.
+
+    None where old has no log-prob of that kind. An action that was chosen instead on purpose has its own log-prob."""
+    if fields.get("old_logprobs") is None or drawn.temperature is None or drawn.is_cut:
+        return None
+    actions_N, old_N = fields["tokens"].reshape(-1), fields["old_logprobs"].reshape(-1)
+    logprobs_NA = _log_softmax(logits_NA / drawn.temperature)
+    off_N = counted_N & (np.abs(logprobs_NA[np.arange(len(actions_N)), actions_N] - old_N) > FAR * SAME_LOGPROB)
+    sampled_N = actions_N.copy()
+    for row in np.flatnonzero(off_N).tolist():
+        tried = np.unique(drawn.actions_N[places[row]]).astype(np.int64)
+        fitting = tried[np.abs(logprobs_NA[row, tried] - old_N[row]) <= SAME_LOGPROB]
+        if not len(fitting):
+            return None
+        sampled_N[row] = fitting[0]
+    return sampled_N if off_N.any() else None
 
 
 def _sampled(actions_N: Array, places: Sequence[Array], drawn_N: Array, counted_N: Array) -> Array | None:

@@ -287,6 +287,41 @@ def are_packed(given_BS: Array, found: Sequence[Found], rollouts: Sequence[Sampl
     return False
 
 
+def packed_rows(given_BS: Array, rollouts: Sequence[SampledRows]) -> list[tuple[int, Found]] | None:
+    """Of each row that was sampled last, in which row of a pass it stands, where these hold several of them end to end;
+    None where some of them are not there, or no row of the pass holds two."""
+    newest = max((rollout.moment for rollout in rollouts), default=0)
+    sampled = [
+        (rollout, row) for rollout in rollouts if rollout.moment == newest for row in range(len(rollout.lengths_B))
+    ]
+    if len(sampled) <= len(given_BS):
+        return None
+    texts = [np.ascontiguousarray(given_S, dtype=np.int64).tobytes() for given_S in given_BS]
+    taken = np.zeros(given_BS.shape, dtype=bool)
+    found: dict[int, tuple[int, Found]] = {}
+    rows = [np.concatenate([rollout.prompt(row), rollout.completion(row)]) for rollout, row in sampled]
+    for number in sorted(
+        range(len(rows)), key=lambda number: -len(rows[number])
+    ):  # a short one may be a part of another
+        wanted = np.ascontiguousarray(rows[number], dtype=np.int64)
+        places = ((line, at) for line, text in enumerate(texts) for at in _places(text, wanted))
+        free = next((place for place in places if not taken[place[0], place[1] :][: len(wanted)].any()), None)
+        if free is None:
+            return None
+        line, at = free
+        taken[line, at : at + len(wanted)] = True
+        rollout, row = sampled[number]
+        found[number] = line, Found(rollout, row, at, at + len(rollout.prompt(row)))
+    return [found[number] for number in range(len(sampled))]
+
+
+def _places(text: bytes, wanted: Array) -> Iterator[int]:
+    part, at = wanted.tobytes(), -1
+    while part and (at := text.find(part, at + 1)) >= 0:
+        if at % 8 == 0:
+            yield at // 8
+
+
 def _search(given_S: Array, rollouts: Sequence[SampledRows]) -> Found | None:
     best: Found | None = None
     longest = 0

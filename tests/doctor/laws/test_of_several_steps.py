@@ -163,3 +163,39 @@ def test_without_the_data_each_law_says_what_it_lacked():
         if word.code.startswith("LAW"):
             assert word.verdict.state in (State.NOT_ENOUGH_DATA, State.NOT_APPLICABLE), word.code
             assert word.verdict.message
+
+
+def scored(rewards, again, **more):
+    rows = len(rewards)
+    fields = {"tokens": np.arange(rows)[:, None], "mask": np.ones((rows, 1)), "lengths": [1] * rows, "trainer": "trl"}
+    groups = {"prompt_tokens": np.arange(rows)[:, None] // 4, "prompt_mask": np.ones((rows, 1))}
+    return Batch.of({**fields, **groups, "rewards": rewards, "rewards_again": again, **more})
+
+
+def test_a_plain_move_of_rows_that_gives_the_rewards_on_record_is_proven():
+    alone = np.arange(8) / 10
+    verdict = reward.check_batch(scored(np.roll(alone, 1), np.roll(alone, -1), rewards_alone=alone))
+    assert "each row has the reward of another one, all are off by 1 row" in verdict.message
+    assert verdict.confidence is Confidence.PROVEN
+    unknown = scored(alone[[3, 1, 0, 2, 7, 6, 4, 5]], alone, rewards_alone=alone)
+    assert reward.check_batch(unknown).confidence is Confidence.LIKELY
+
+
+def test_rewards_that_depend_on_the_order_are_found_though_they_are_no_exchange():
+    """Each row is held against the truth of another one, so that the values are new ones."""
+    verdict = reward.check_batch(scored([0.1, 0.2, 0.35, 0.4], [0.15, 0.2, 0.3, 0.45]))
+    assert "3 of 4 rows" in verdict.message
+    elsewhere = scored([0.1, 0.2, 0.35, 0.4], [0.15, 0.2, 0.3, 0.45], trainer="assay")
+    assert reward.check_batch(elsewhere).state is State.NOT_APPLICABLE
+
+
+def test_a_bonus_for_the_first_of_equal_answers_is_no_finding():
+    copies = {"tokens": np.array([[5], [5], [6], [7]])}
+    first, last = [1.0, 0.5, 0.2, 0.3], [0.5, 1.0, 0.2, 0.3]
+    assert reward.check_batch(scored(first, last, **copies)).state is State.NOT_APPLICABLE
+    assert reward.check_batch(scored(first, last)).state is State.FINDING
+
+
+def test_rewards_that_compare_the_rows_of_a_group_are_the_same_in_any_order():
+    relative = np.array([0.5, -0.5, 0.25, -0.25])
+    assert reward.check_batch(scored(relative, relative, rewards_alone=np.zeros(4))).state is State.HEALTHY

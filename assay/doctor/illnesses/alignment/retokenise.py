@@ -111,5 +111,7 @@ ILLNESS = illness(
     sick=lambda: _other_id(behind_end=False),
     well=lambda: _other_id(behind_end=True),
     scripts=Scripts(SICK, GENERATE),
-    explains=frozenset({"SAMP06", "SYNC01", "RAT07", "ALGN03", "ALGN05", "ALGN09", "ALGN10", "ADV10", "MASK01"}),
+    explains=frozenset(
+        {"SAMP06", "SYNC01", "RAT01", "RAT07", "ALGN03", "ALGN05", "ALGN09", "ALGN10", "ADV10", "MASK01"}
+    ),
 )

@@ -118,11 +118,11 @@ def _cause(row: ScoredRow, rows: list[ScoredRow]) -> str:
         return "something stands between prompt and completion"
     if has_completion:
         before = seen[: len(seen) - len(row.completion)]
-        strangers = [other for other in rows if not np.array_equal(other.prompt, row.prompt)]
-        if any(_holds(before, other.prompt) for other in strangers):
-            return "the completion stands behind another row's prompt"
-        if len(before) and _holds(row.prompt, before):
+        if len(before) and _holds(row.prompt, before):  # a short prompt of another row may be a part of this one too
             return f"the prompt is cut to {len(before)} of its {len(row.prompt)} tokens"
+        strangers = [other.prompt for other in rows if not np.array_equal(other.prompt, row.prompt)]
+        if any(np.array_equal(before[-len(prompt) :], prompt) for prompt in strangers):
+            return "the completion stands behind another row's prompt"
         return "the prompt is missing" if not len(before) else "the prompt is another one"
     if has_prompt:
         if any(_holds(seen, other.completion) for other in rows):
@@ -200,5 +200,6 @@ ILLNESS = illness(
     scripts=Scripts(SICK, LOOP),
     explains=frozenset(
         {"SAMP06", "SAMP01", "ALGN01", "ALGN04", "ALGN05", "ALGN10", "SYNC01", "RAT01", "RAT07", "KL05"}
+        | {"ADV02", "LAW11"}
     ),
 )

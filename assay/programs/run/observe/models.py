@@ -25,6 +25,7 @@ class Models:
         self.run = run
         self._models: dict[int, tuple[weakref.ref[nn.Module], Model]] = {}
         self.steps: Counter[int] = Counter()  # of optimizers that hold a parameter, by its id
+        self._firsts: dict[int, weakref.ref[Tensor]] = {}  # the first parameter of each
         self._looked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._owners: dict[int, tuple[weakref.ref[Tensor], weakref.ref[nn.Module]]] = {}
         self._loose: list[nn.Module] = []
@@ -54,7 +55,7 @@ class Models:
         parameters = self._some(module)
         # a wrapper and what it wraps are one model
         key = id(parameters[0]) if parameters else id(module)
-        known = self._models.get(key)
+        known = self._models.get(key) or self._sharing(parameters)
         if known is not None and (was := known[0]()) is not None:
             if isinstance(was, _Loose) and not isinstance(module, _Loose):  # a parameter that was seen before its model
                 described = replace(_describe(module, known[1].number), version=known[1].version)
@@ -64,8 +65,26 @@ class Models:
             return known[1]
         model = _describe(module, len(self.run.models))
         self._models[key] = (weakref.ref(module), model)
+        if parameters:
+            self._firsts[key] = weakref.ref(parameters[0])
         self.run.models.append(model)
         return model
+
+    def _sharing(self, parameters: Sequence[Tensor]) -> tuple[weakref.ref[nn.Module], Model] | None:
+        """The model whose weights lie at the same place in memory: those of a state_dict() without copies do."""
+        for key, first in self._firsts.items() if parameters else ():
+            own = first()
+            if own is not None and own is not parameters[0] and is_same_memory(own, parameters[0]):
+                return self._models.get(key)
+        return None
+
+    def sharing(self, tensor: Tensor) -> Tensor | None:
+        """The parameter of a known model that lies at the same place in memory as this tensor."""
+        for parameter, _ in self._owners.values():
+            own = parameter()
+            if own is not None and own is not tensor and is_same_memory(own, tensor):
+                return own
+        return None
 
     def sums(self, module: nn.Module) -> tuple[float, ...]:
         """Of its weights; computed again when they were changed."""
@@ -82,7 +101,9 @@ class Models:
     def _some(self, module: nn.Module) -> list[Tensor]:
         """Its first and last parameters. A large module has hundreds, and a loop asks at every token."""
         known = self._few.get(id(module))
-        if known is None or known[0]() is not module or known[1] != len(self.run.updates):
+        is_known = known is not None and known[0]() is module and known[1] == len(self.run.updates)
+        first = next(module.parameters(), None)  # functional_call() puts others in its place for a while
+        if known is None or not is_known or (known[2] and known[2][0]() is not first):
             parameters: list[Tensor] = list(module.parameters())
             half = TENSORS // 2
             few = parameters if len(parameters) <= TENSORS else [*parameters[:half], *parameters[-half:]]
@@ -114,6 +135,11 @@ class _Loose(nn.Module):
     def parameters(self, recurse: bool = True) -> Any:
         tensor = self._tensor()
         return iter(() if tensor is None else (tensor,))
+
+
+def is_same_memory(one: Tensor, other: Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return one.device == other.device and one.shape == other.shape and 0 != one.data_ptr() == other.data_ptr()
 
 
 @torch.no_grad()

@@ -67,6 +67,7 @@ class ScriptObserver:
         self.recorder.chosen = self._chosen
         self.recorder.left = self._left
         self.recorder.parameter = self._parameter
+        self.recorder.given = self._given
         self.patches = Patches()
         self.kinds = run.kinds
         self.ledger = GradientLedger(run)
@@ -129,6 +130,12 @@ class ScriptObserver:
         """Outside of any pass: a policy that is given no ids, a head, a table of logits."""
         if id(value) not in self.kinds.parameters:
             self.kinds.parameters[id(value)] = (weakref.ref(tensor), self.models.steps[id(tensor)])
+
+    def _given(self, value: Value, tensor: Tensor) -> None:
+        """A tensor that is no parameter and may be one under another name, as those of a state_dict() are."""
+        own = self.models.sharing(tensor) if tensor.is_floating_point() and tensor.ndim > 1 else None
+        if own is not None:
+            self._parameter(value, own)
 
     def add_pass(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, frame: Any

@@ -88,6 +88,7 @@ class CallRecorder(TorchFunctionMode):
         self.chosen: Callable[[Value], None] | None = None  # called with places that may be draws
         self.left: Callable[[Value], None] | None = None  # called with whatever left torch as numbers
         self.parameter: Callable[[Value, Tensor], None] | None = None  # called with parameters that the script uses
+        self.given: Callable[[Value, Tensor], None] | None = None  # called with other tensors that nobody made here
         self._known: dict[int, tuple[_Ref, Value, int]] = {}
         self._parameters: dict[int, weakref.ref[Tensor]] = {}  # by where their numbers are
         self._wide: set[int] = set()  # ids of Values whose last dimension is the vocabulary
@@ -201,10 +202,12 @@ class CallRecorder(TorchFunctionMode):
         if self.parameter is not None and _is_parameter(tensor):
             self._parameters[_address(tensor)] = weakref.ref(tensor)
             self.parameter(value, tensor)
-        elif self.parameter is not None and value.op in ("given", "changed"):
-            owner = self._owner(tensor)
-            if owner is not None:
+        elif value.op in ("given", "changed"):
+            owner = self._owner(tensor) if self.parameter is not None else None
+            if owner is not None and self.parameter is not None:
                 self.parameter(value, owner)
+            elif self.given is not None and not tensor.requires_grad:
+                self.given(value, tensor)
         return value
 
     def _owner(self, tensor: Tensor) -> Tensor | None:

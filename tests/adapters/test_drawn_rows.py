@@ -1,0 +1,50 @@
+"""Which draw of model.generate() each row of a trainer is, by its prompt and its ids."""
+
+import torch
+
+from assay.adapters.trl import noting_draws
+from assay.adapters.trl_batch import TRLGeneration, drawn_rows
+
+A, B = (1, 2), (3, 4, 5)
+
+
+def test_rows_as_they_were_drawn_stay_as_they_are_in_any_order():
+    draws = [(A, (7, 9)), (A, (8, 9)), (B, (7, 9))]
+    assert drawn_rows(draws[::-1], draws) == draws[::-1]
+    cut_behind_a_stop = [(A, (7,)), (A, (8, 9)), (B, (7, 9))]
+    assert drawn_rows(cut_behind_a_stop, draws) == cut_behind_a_stop
+    the_best_of_several = [(A, (8, 9)), (B, (7, 9))]
+    assert drawn_rows(the_best_of_several, draws) == the_best_of_several
+
+
+def test_answers_that_stand_beside_another_prompt_get_the_one_that_they_were_drawn_behind():
+    draws = [(A, (7, 9)), (B, (8, 6, 9))]
+    assert drawn_rows([(A, (8, 6, 9)), (B, (7, 9))], draws) == draws[::-1]
+
+
+def test_ids_that_were_changed_are_compared_with_a_draw_of_the_same_prompt():
+    draws = [(A, (7, 9)), (B, (8, 6, 9))]
+    assert drawn_rows([(A, (7, 9)), (B, (8, 5, 9))], draws) == draws
+
+
+def test_what_nobody_drew_stays_as_it_is():
+    rows = [((6,), (7, 9))]
+    assert drawn_rows(rows, [(A, (8, 9))]) == rows
+
+
+class Model(torch.nn.Module):
+    def generate(self, input_ids, attention_mask=None):
+        return torch.cat([input_ids, torch.tensor([[7, 9, 0], [8, 6, 9]])], dim=1)
+
+
+def test_calls_of_generate_are_noted_up_to_the_end_of_each_row_and_the_model_is_left_as_it_was():
+    model, coming = Model(), TRLGeneration(version=0)
+    ids, mask = torch.tensor([[0, 1, 2], [3, 4, 5]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    with noting_draws(model, lambda *call: coming.add_draws(*call, [9])):
+        answer = model.generate(input_ids=ids, attention_mask=mask)
+    assert answer.shape == (2, 6)
+    assert coming.draws == [(A, (7, 9)), (B, (8, 6, 9))]
+    assert "generate" not in vars(model)
+    coming.prompts, coming.sampled = [list(B), list(A)], [[7, 9], [8, 6, 9]]
+    coming.align()
+    assert (coming.prompts, coming.sampled) == ([list(A), list(B)], [[7, 9], [8, 6, 9]])
