@@ -213,9 +213,9 @@ def _truths_of_others(batches: Sequence[Batch]) -> Verdict:
             continue
         prompts_seen += len(said)
         for place, answers_G in enumerate(said.values()):
-            hits = [by for by in range(len(true)) if any(is_right(text, true[place - by]) for text in answers_G)]
-            own += 0 in hits
-            for by in hits:
+            hit = [by for by in range(len(true)) if any(is_right(text, true[place - by]) for text in answers_G)]
+            own += 0 in hit
+            for by in hit:
                 others[by] = others.get(by, 0) + (by > 0)
     if not prompts_seen:
         raise Missing(f"truth and answers of {FEWEST_PROMPTS} prompts in a step")
