@@ -129,7 +129,7 @@ def calibration_of(batches: Sequence[Batch], ends: Collection[int] = ()) -> Cali
     same = [number for number, table in enumerate(tables) if table.shape == tables[0].shape]
     if not same:
         return None
-    gains, impossible = (sum(known[number].arrays[name] for number in same) for name in GAINS)
+    gains, impossible = (np.sum([known[number].arrays[name] for number in same], axis=0) for name in GAINS)
     return Calibration(np.sum([tables[number] for number in same], axis=0), gains, impossible, frozenset(ends))
 
 

@@ -131,14 +131,15 @@ def _by_calibration(batches: Sequence[Batch]) -> Verdict | None:
 def _by_ends(batches: Sequence[Batch]) -> Verdict | None:
     """A finding where fewer answers are cut off by the limit than the ends of the others say."""
     by_step = {batch.step: batch for batch in reversed(batches) if is_of_all_rows(batch)}
-    last = [ends for batch in by_step.values() if (ends := ends_at_the_limit(batch)) is not None]
-    if not last or (evidence := (ends := pool_ends(last)).evidence) < NATS:
+    known = [own for batch in by_step.values() if (own := ends_at_the_limit(batch)) is not None]
+    ends = pool_ends(known) if known else None
+    if ends is None or ends.evidence < NATS:
         return None
     return finding(
         f"answers that reach the token limit end there too often: {ends.cut_off} of {ends.rows} are cut off, where "
         f"{ends.expected:.1f} are expected: answers that do not end are drawn again or left out (rejection sampling), "
         "or an end is added",
-        Fact("evidence against chance, in nats", evidence, NATS),
+        Fact("evidence against chance, in nats", ends.evidence, NATS),
         confidence=Confidence.LIKELY,
     )
 
