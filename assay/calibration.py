@@ -154,8 +154,13 @@ class Tally:
         if not kept_T.any():
             return
         self._looked_at += len(kept_T) * row.vocabulary
-        part = Distributions(
-            *(values[kept_T] for values in row[:5]), row.vocabulary, None if row.p_TV is None else row.p_TV[kept_T]
+        part = row._replace(
+            ids_T=row.ids_T[kept_T],
+            chosen_T=row.chosen_T[kept_T],
+            sorted_TK=row.sorted_TK[kept_T],
+            tail_T=row.tail_T[kept_T],
+            classes_TI=row.classes_TI[kept_T],
+            p_TV=None,
         )
         in_answer, in_all = (
             _Seen(seen.mass_T[kept_T], seen.is_drawn_T[kept_T])

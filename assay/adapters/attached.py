@@ -163,7 +163,7 @@ class Look:
 
     def _temperature_behind(self, model: nn.Module, temperature: float, plain: Mapping[int, Tensor]) -> float | None:
         """Of the log-probs in the loss, where those of the sampling temperature are others."""
-        asked = []
+        asked: list[tuple[int, Sequence[int], Sequence[int], Tensor]] = []
         for part in self.parts:
             for number, row in enumerate(part.rows):
                 tokens = self.rollouts.sampled[row]

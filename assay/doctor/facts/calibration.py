@@ -26,8 +26,6 @@ FEW = 8  # ends that are expected at the last places, whose odds are compared
 class Explanation:
     evidence: float  # nats
     words: str
-    variant: Variant | None = None  # what draws like this, if it is one of these
-    is_exact: bool = False  # it says which tokens cannot come, and none of them came
 
 
 @dataclass(frozen=True)
@@ -50,12 +48,7 @@ class Calibration:
 
     def _variants(self) -> list[Explanation]:
         return [
-            Explanation(
-                float(gain) - math.log(len(VARIANTS)),
-                _drawn_as(variant),
-                variant,
-                variant.kind in ("top_k", "top_p", "min_p", "greedy"),
-            )
+            Explanation(float(gain) - math.log(len(VARIANTS)), _drawn_as(variant))
             for variant, gain, impossible in zip(VARIANTS, self.gains_M, self.impossible_M, strict=True)
             if impossible == 0
         ]
@@ -77,7 +70,7 @@ class Calibration:
                 where = "" if last == used[-1] else f" among the first {_places(last)} tokens of an answer"
                 words = f"{self._ids(ids)} never drawn{where}, where {expected:.1f} are expected: the sampler bans "
                 words += "it there" if count == 1 else "them there"
-                found.append(Explanation(float(absent_I[ids].sum()) - tried, words, None, True))
+                found.append(Explanation(float(absent_I[ids].sum()) - tried, words))
         return found
 
     def _too_often_or_rare(self) -> list[Explanation]:
@@ -136,7 +129,7 @@ def calibration_of(batches: Sequence[Batch], ends: Collection[int] = ()) -> Cali
     same = [number for number, table in enumerate(tables) if table.shape == tables[0].shape]
     if not same:
         return None
-    gains, impossible = (sum(known[number].arrays[name] for number in same) for name in GAINS)
+    gains, impossible = (np.sum([known[number].arrays[name] for number in same], axis=0) for name in GAINS)
     return Calibration(np.sum([tables[number] for number in same], axis=0), gains, impossible, frozenset(ends))
 
 

@@ -59,7 +59,6 @@ UNSURE = 0.05  # nats: below it the entropies hold no randomness to look at
 BOUND = 4.5  # standard deviations, with room for rare tokens: chance leaves this less than once in 20,000 checks
 SURE = 6.0
 NATS = 12.0  # of evidence, after all that was tried: chance leaves this less than once in 100,000 checks
-SURE_NATS = 30.0
 STEPS = 5  # whose metrics are pooled
 BOUND_OF_CURVES = 6.0
 LEAST_MEAN = 0.01  # nats: below it the difference does no harm
@@ -120,27 +119,27 @@ def _by_calibration(batches: Sequence[Batch]) -> Verdict | None:
     best = calibration.explanations()[0]
     if best.evidence < NATS:
         return None
-    is_sure = best.is_exact and best.evidence > SURE_NATS
     return finding(
         f"the sampled tokens of {len(known)} step{'s' * (len(known) > 1)} are not draws from the distribution that is "
         f"trained: {best.words}",
         Fact("log-likelihood of it over that of the scored distribution, in nats", best.evidence, NATS),
         Fact("tokens", calibration.tokens),
-        confidence=Confidence.PROVEN if is_sure else Confidence.LIKELY,
+        confidence=Confidence.LIKELY,  # rows that were chosen after they were drawn look the same
     )
 
 
 def _by_ends(batches: Sequence[Batch]) -> Verdict | None:
     """A finding where fewer answers are cut off by the limit than the ends of the others say."""
     by_step = {batch.step: batch for batch in reversed(batches) if is_of_all_rows(batch)}
-    last = [ends for batch in by_step.values() if (ends := ends_at_the_limit(batch)) is not None]
-    if not last or (evidence := (ends := pool_ends(last)).evidence) < NATS:
+    known = [own for batch in by_step.values() if (own := ends_at_the_limit(batch)) is not None]
+    ends = pool_ends(known) if known else None
+    if ends is None or ends.evidence < NATS:
         return None
     return finding(
         f"answers that reach the token limit end there too often: {ends.cut_off} of {ends.rows} are cut off, where "
         f"{ends.expected:.1f} are expected: answers that do not end are drawn again or left out (rejection sampling), "
         "or an end is added",
-        Fact("evidence against chance, in nats", evidence, NATS),
+        Fact("evidence against chance, in nats", ends.evidence, NATS),
         confidence=Confidence.LIKELY,
     )
 

@@ -387,7 +387,7 @@ def _counted(plain_NA: Array, actions_N: Array, counted_N: Array, shape: tuple[i
     tally, width = Tally(), shape[1]
     for first in range(0, len(actions_N), width):
         part = slice(first, first + width)
-        tally.add(Distributions.of(plain_NA[part], actions_N[part]), counted=counted_N[part])
+        tally.add(Distributions.of(plain_NA[part], actions_N[part].tolist()), counted=counted_N[part].tolist())
     return tally.fields()
 
 
