@@ -100,7 +100,8 @@ def test_rows_of_other_steps_and_other_tokens_are_not_compared():
 def test_some_tensors_that_go_their_own_way_are_likely_and_exchanged_ones_proven():
     def of(judged, against, astray, exchanged):
         numbers = {"judged": judged, "against": against, "astray": astray, "exchanged": exchanged}
-        return check_batch(edit_batch(healthy_batch(), **{f"tensors_{name}": value for name, value in numbers.items()}))
+        named = {f"tensors_{name}": value for name, value in numbers.items()}
+        return check_batch(edit_batch(healthy_batch(), descent=0.5, **named))
 
     assert of(20, 0, 2, 2).confidence is Confidence.PROVEN
     assert of(20, 0, 2, 0).confidence is Confidence.LIKELY
