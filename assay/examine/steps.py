@@ -134,7 +134,8 @@ def held_by_optimizers() -> set[int]:
 def parameters_below(tensor: Tensor) -> dict[int, weakref.ref[Tensor]]:
     """Of the graph of a tensor: the parameters at its ends, by id."""
     found: dict[int, weakref.ref[Tensor]] = {}
-    waiting, seen = [tensor.grad_fn], set()
+    waiting: list[Any] = [tensor.grad_fn]
+    seen: set[Any] = set()
     while waiting and len(seen) < MOST_NODES:
         node = waiting.pop()
         if node is None or node in seen:
