@@ -99,7 +99,7 @@ def _took_step(numbers: dict[str, Any], climbs: bool) -> None:
 
 
 def _of_one_that_climbs(numbers: dict[str, Any], observed: Batch) -> dict[str, Any]:
-    """Up is right where what is differentiated is to be maximised; where that is not known, the direction is left out."""
+    """Up is right where the objective itself is differentiated; where that is not known, the direction is left out."""
     is_minimised = minimises(observed)
     if is_minimised:
         return numbers
