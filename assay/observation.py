@@ -69,11 +69,14 @@ _LAST: list[Batch] = []  # the newest that was observed
 @functools.cache
 def _steps() -> OptimizerSteps:
     """One for the whole process: it sees every optimizer step from the first call on."""
+    from assay.examine.guard import short_reason
     from assay.examine.steps import OptimizerSteps
 
     return OptimizerSteps(
         _took_step,
-        lambda error: print(f"assay: optimizer steps are not looked at any more: {reason(error)}", file=sys.stderr),
+        lambda error: print(
+            f"assay: optimizer steps are not looked at any more: {short_reason(error)}", file=sys.stderr
+        ),
     )
 
 
@@ -97,7 +100,7 @@ def _took_step(numbers: dict[str, Any], climbs: bool) -> None:
 
 
 def _of_one_that_climbs(numbers: dict[str, Any], observed: Batch) -> dict[str, Any]:
-    """Up is right where what is differentiated is to be maximised; where that is not known, nothing is said of it."""
+    """Up is right where the objective itself is differentiated; where that is not known, the direction is left out."""
     is_minimised = minimises(observed)
     if is_minimised:
         return numbers
@@ -111,7 +114,7 @@ def _with_token_gradients(fields: dict[str, Any]) -> dict[str, Any]:
     """With d loss / d new_logprobs, where the graph between the two is still there."""
     loss, new_BT = fields.get("loss"), fields.get("new_logprobs")
     has_graphs = getattr(loss, "grad_fn", None) is not None and getattr(new_BT, "requires_grad", False)
-    if not has_graphs or fields.get("gradients") is not None:
+    if not has_graphs or loss is None or new_BT is None or fields.get("gradients") is not None:
         return fields
     import torch
 

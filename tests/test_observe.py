@@ -14,7 +14,7 @@ from assay.doctor.catalogue import by_code as catalogue_by_code
 from assay.doctor.examples import healthy_batch
 from assay.record.batch import BatchError
 from assay.record.batch_file import read_batch
-from assay.verdict import State
+from assay.verdict import Confidence, State
 
 ROOT = Path(__file__).parent.parent
 
@@ -218,3 +218,85 @@ def test_what_is_given_is_copied_and_not_changed():
     batch = observation.Batch.of({"new_logprobs": new, "mask": torch.ones(16, new.shape[1], dtype=torch.bool)})
     new += 1.0
     assert np.abs(batch.arrays["new_logprobs"] - new.numpy()).min() > 0.5
+
+
+class _Loop:
+    """A policy over five tokens, trained on made-up rows: what `observe` sees of it by itself."""
+
+    def __init__(self, seed=0, **how):
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Embedding(5, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 5))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), **{"lr": 1e-3, **how})
+
+    def logprobs(self, tokens_BT):
+        return self.model(tokens_BT).log_softmax(-1).gather(2, tokens_BT[..., None]).squeeze(-1)
+
+    def run(self, steps, *, updates=1, loss_sign=-1.0, detached=False):
+        for step in range(1, steps + 1):
+            tokens_BT, advantages_B = torch.randint(0, 5, (16, 6)), torch.tensor([1.0, -1.0] * 8)
+            for update in range(updates):
+                new_BT = self.logprobs(tokens_BT)
+                if detached:
+                    new_BT = new_BT.detach()
+                loss = loss_sign * (new_BT * advantages_B[:, None]).mean()
+                seen = {"new_logprobs": new_BT, "loss": loss, "advantages": advantages_B}
+                assay.observe(step=step, update=update, tokens=tokens_BT, mask=torch.ones(16, 6), **seen)
+                self.optimizer.zero_grad()
+                (loss.requires_grad_() if detached else loss).backward()
+                self.optimizer.step()
+        return {word.code: word for word in observation._doctor().diagnosis.findings}
+
+
+def test_a_sound_loop_stays_without_findings():
+    found = _Loop().run(8, updates=2)
+    assert found.keys() <= {"HYP01"}
+
+
+def test_an_optimizer_that_climbs_a_negated_loss_is_proven():
+    law = _Loop(maximize=True).run(3)["LAW07"]
+    assert "goes uphill" in law.verdict.message
+    assert law.confidence is Confidence.PROVEN
+
+
+def test_an_optimizer_that_climbs_the_objective_itself_is_sound():
+    assert "LAW07" not in _Loop(maximize=True).run(4, updates=2, loss_sign=1.0)
+
+
+def test_a_loss_without_a_graph_is_seen_by_the_optimizer_that_gets_nothing():
+    found = _Loop().run(4, detached=True)
+    assert "no backward pass had left a gradient" in found["OPT02"].verdict.message
+
+
+class _Exchanging(torch.optim.Adam):
+    def step(self, closure=None):
+        first, *_, second, _ = self.param_groups[0]["params"]  # the embedding and the head: 5 times 16 numbers each
+        first.grad, second.grad = second.grad, first.grad
+        return super().step(closure)
+
+
+def test_an_optimizer_that_exchanges_gradients_is_proven():
+    loop = _Loop()
+    loop.optimizer = _Exchanging(loop.model.parameters())
+    law = loop.run(2)["LAW07"]
+    assert "2 of them follow that of another tensor" in law.verdict.message
+    assert law.confidence is Confidence.PROVEN
+
+
+def test_a_layer_that_was_replaced_after_the_optimizer_was_made_is_found():
+    loop = _Loop()
+    loop.model[2] = torch.nn.Linear(16, 5)
+    assert "OPT02" in loop.run(6)
+
+
+def test_a_rate_that_destroys_the_policy_is_named_where_rows_come_again():
+    found = _Loop(lr=3.0).run(3, updates=2)
+    assert "one update destroys the policy" in found["MET08"].verdict.message
+
+
+def test_a_layer_of_another_optimizer_is_not_left_out():
+    loop = _Loop()
+    loop.optimizer = torch.optim.Adam(loop.model[:2].parameters(), lr=1e-3)
+    others = torch.optim.SGD(loop.model[2].parameters(), lr=0.1)  # steps once in a while
+    found = loop.run(6)
+    assert "OPT02" not in found
+    assert others.param_groups

@@ -33,6 +33,7 @@ class _Seen:
 
     optimizer: weakref.ref[Any]
     steps: int = 0
+    within: int = 0  # calls of step() in progress: a subclass may call that of its parent
     without: int = 0  # steps in a row before which no tensor had a gradient, be it of zeros
     weights: Weights | None = None  # of the step in progress, where it is looked at
     last: tuple[int, Weights] | None = None
@@ -47,11 +48,15 @@ class OptimizerSteps:
         self._guard = Guard(self._stop)
         self._failed = failed
         self._seen: dict[int, _Seen] = {}
-        self._reached: dict[int, weakref.ref[Tensor]] = {}  # parameters at the end of the graphs that were shown
+        self._reached: dict[int, weakref.ref[Tensor]] = {}  # parameters at the end of the graphs that were shown last
+        self._stepped = False  # since a graph was shown
         self._handles = (register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after))
 
     def show_graph(self, tensor: Tensor) -> None:
-        """What the loss, or the log-probs in it, are made of."""
+        """What the loss, or the log-probs in it, are made of; earlier graphs may be of another run of this process."""
+        if self._stepped:
+            self._stepped = False
+            self._reached.clear()
         self._guard.attempt(lambda: self._reached.update(parameters_below(tensor)), None)
 
     def close(self) -> None:
@@ -66,12 +71,16 @@ class OptimizerSteps:
         self._guard.attempt(lambda: self._measure(optimizer), None)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepped = True
         self._guard.attempt(lambda: self._compare(optimizer), None)
 
     def _measure(self, optimizer: Optimizer) -> None:
         seen = self._seen.get(id(optimizer))
         if seen is None or seen.optimizer() is not optimizer:
             seen = self._seen[id(optimizer)] = _Seen(weakref.ref(optimizer))
+        seen.within += 1
+        if seen.within > 1:
+            return
         held = [weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad]
         seen.steps += 1
         seen.without = 0 if any(weight.grad is not None for weight in held) else seen.without + 1
@@ -90,6 +99,9 @@ class OptimizerSteps:
 
     def _compare(self, optimizer: Optimizer) -> None:
         seen = self._seen[id(optimizer)]
+        seen.within -= 1
+        if seen.within:
+            return
         weights, seen.weights = seen.weights, None
         if weights is None:
             return
@@ -122,7 +134,8 @@ def held_by_optimizers() -> set[int]:
 def parameters_below(tensor: Tensor) -> dict[int, weakref.ref[Tensor]]:
     """Of the graph of a tensor: the parameters at its ends, by id."""
     found: dict[int, weakref.ref[Tensor]] = {}
-    waiting, seen = [tensor.grad_fn], set()
+    waiting: list[Any] = [tensor.grad_fn]
+    seen: set[Any] = set()
     while waiting and len(seen) < MOST_NODES:
         node = waiting.pop()
         if node is None or node in seen:

@@ -86,7 +86,8 @@ def check_batch(batch: Batch) -> Verdict:
         return not_applicable("the gradient is 0")
     if (verdict := _of_weights_that_stay(batch, norm)) is not None:
         return verdict
-    is_first = batch.step == 1 and batch.number("update") == 0
+    # a step that follows no earlier gradient
+    is_first = "tensors_judged" in batch.numbers or (batch.step == 1 and batch.numbers.get("update") == 0)
     if (verdict := _of_single_tensors(batch)) is not None:
         return verdict
     descent, pull = batch.numbers.get("descent"), _pull(batch)

@@ -1,12 +1,13 @@
 """The law of the step, on optimizers as they are: downhill with one sign, uphill with the other."""
 
+import numpy as np
 import pytest
 import torch
 
 from assay.doctor.examples import edit_batch, healthy_batch
-from assay.doctor.laws.step import check_batch
+from assay.doctor.laws.step import check_batch, check_batches, minimises
 from assay.examine.weights import Weights
-from assay.verdict import Confidence, State
+from assay.verdict import Confidence, Missing, State
 
 
 def numbers_of_a_step(make_optimizer, **options):
@@ -69,3 +70,49 @@ def test_weights_that_move_by_far_more_than_the_rate_are_a_possible_finding():
     assert check_batch(edit_batch(batch, learning_rate=1e-3)).state is State.HEALTHY
     verdict = check_batch(edit_batch(batch, learning_rate=1e-5))  # 1e-3 is 100 times as much
     assert (verdict.state, verdict.confidence) == (State.FINDING, Confidence.POSSIBLE)
+
+
+def _two_updates(direction):
+    """The same rows twice in each of two steps; log-probs move by 0.01 along their advantages, or against them."""
+    batch = healthy_batch()
+    moved_BT = batch.arrays["new_logprobs"] + direction * 0.01 * np.sign(batch.token_advantages)
+    return [
+        edit_batch(batch, step=step, update=update, new_logprobs=moved_BT if update else batch.arrays["new_logprobs"])
+        for step in (1, 2)
+        for update in (0, 1)
+    ]
+
+
+def test_rows_that_come_again_show_an_update_against_their_advantages():
+    assert check_batches(_two_updates(1.0)).state is State.HEALTHY
+    found = check_batches(_two_updates(-1.0))
+    assert (found.state, found.confidence) == (State.FINDING, Confidence.LIKELY)
+    assert found.facts[0].value == pytest.approx(-1.0)
+
+
+def test_rows_of_other_steps_and_other_tokens_are_not_compared():
+    batches = _two_updates(-1.0)
+    other = edit_batch(batches[1], tokens=batches[1].arrays["tokens"][::-1].copy())
+    with pytest.raises(Missing):
+        check_batches([batches[0], other, batches[3]])
+
+
+def test_some_tensors_that_go_their_own_way_are_likely_and_exchanged_ones_proven():
+    def of(judged, against, astray, exchanged):
+        numbers = {"judged": judged, "against": against, "astray": astray, "exchanged": exchanged}
+        named = {f"tensors_{name}": value for name, value in numbers.items()}
+        return check_batch(edit_batch(healthy_batch(), descent=0.5, **named))
+
+    assert of(20, 0, 2, 2).confidence is Confidence.PROVEN
+    assert of(20, 0, 2, 0).confidence is Confidence.LIKELY
+    assert of(20, 3, 0, 0).confidence is Confidence.LIKELY
+    assert of(20, 0, 15, 0).confidence is Confidence.POSSIBLE  # most of them: an optimizer of another kind
+    assert "nothing to do with their gradients" in of(20, 0, 20, 0).message
+    assert of(20, 0, 0, 0).state is not State.FINDING
+
+
+def test_the_sign_of_the_loss_is_read_from_its_gradients_or_its_value():
+    batch = healthy_batch()
+    assert minimises(batch) is True
+    turned = edit_batch(batch, gradients=-batch.arrays["gradients"])
+    assert minimises(turned) is False

@@ -145,3 +145,39 @@ def test_numbers_of_earlier_updates_that_live_on_with_their_graphs():
     assert script.history.kept == [KeptGraphs(3, place(5))]
     script.ledger.stepped(script.optimizers[0], STEP, [(lambda: made[0].detach(), values[0], 0)])
     assert len(script.history.kept) == 1
+
+
+def test_layers_of_a_plain_list_that_the_loss_reaches_are_left_out():
+    hidden, head = [nn.Linear(2, 2)], nn.Linear(2, 1)
+    script = Script(head)
+
+    def train():
+        script.optimizers[0].zero_grad()
+        loss = head(hidden[0](torch.ones(1, 2))).sum()
+        script.ledger.backward(BACKWARD, loss)
+        loss.backward()
+        script.ledger.after_backward()
+        script.step(trained=[head])
+
+    for _ in range(6):
+        train()
+    assert script.history.left_out == LeftOut(2, 4, STEP)
+    for _ in range(6):  # by hand, as some do
+        train()
+        hidden[0].weight.data -= 0.1 * hidden[0].weight.grad
+        hidden[0].bias.data -= 0.1 * hidden[0].bias.grad
+    assert script.history.left_out is None
+
+
+def test_layers_of_an_optimizer_that_has_not_stepped_yet_are_not_left_out():
+    body, head = nn.Linear(2, 2), nn.Linear(2, 1)
+    script = Script(head)
+    later = torch.optim.SGD(body.parameters(), lr=0.1)
+    for _ in range(6):
+        loss = head(body(torch.ones(1, 2))).sum()
+        script.ledger.backward(BACKWARD, loss)
+        loss.backward()
+        script.ledger.after_backward()
+        script.step(trained=[head])
+    assert script.history.left_out is None
+    assert later.param_groups

@@ -182,7 +182,7 @@ class GradientLedger:
             for parameter in module.parameters()
             if parameter.requires_grad
         }
-        missing = {
+        missing: dict[int, Tensor] = {
             key: parameter
             for key, parameter in trainable.items()
             if parameter.grad is not None and id(parameter) not in held
