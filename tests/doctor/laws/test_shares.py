@@ -23,10 +23,6 @@ def batch_of(objective, aggregate=None, *, moved=0.35, kl=0.0, **more):
         gained = gained - kl * ((old - new).exp() - (old - new) - 1)
     loss = -(aggregate or (lambda x, m: (x * m).sum() / m.sum()))(gained, mask)
     (gradients,) = torch.autograd.grad(loss, new)
-    {
-        "kl_coef": kl,
-        **({"kl_placement": "loss", "kl_estimator": "k3", "ref_logprobs": old.numpy()} if kl else {}),
-    }
     of_kl = {"kl_placement": "loss", "kl_estimator": "k3", "ref_logprobs": old.numpy()}
     return Batch.of(
         {
