@@ -18,6 +18,7 @@ from assay.examine.part import Part, join, join_inputs, sampled_fields
 from assay.programs.graph import Value
 from assay.programs.run.kinds import above
 from assay.programs.run.objective import KlTerm, objective_of, penalty_of
+from assay.programs.run.packed import unpacked
 from assay.programs.run.policies import MOST_ACTIONS, Layout, action_fields, bends_logits, is_of_states, layout_of
 from assay.programs.run.rewards import Credit, credit_of
 from assay.programs.run.roles import LossPiece, is_corrected
@@ -76,7 +77,12 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
     given = [{name: numbers_of(getattr(piece.forward, name)) for name in _INPUTS} for piece in pieces]
     fields |= join_inputs(parts, given, rows)
     fields["tokens"] = _with_uncounted(fields["tokens"], fields.get("input_ids"))
-    fields |= action_fields(run, update, fields, layouts) if are_actions else _sampled(run, update, ask, fields)
+    if are_actions:
+        fields |= action_fields(run, update, fields, layouts)
+    else:
+        packed = unpacked(fields, rollouts_of(run))
+        fields = packed or fields
+        fields |= _sampled(run, update, ask, fields, is_packed=packed is not None)
     is_plain = fields.get("update") == 0 and "plain_logprobs" in fields and "input_ids" in fields
     if "attention_mask" not in fields and is_plain:
         # a pass without a mask attends to everything; whether that moves log-probs, plain log-probs show
@@ -289,7 +295,9 @@ def _objective(run: WatchedRun, fields: Mapping[str, Any], pieces: Sequence[Loss
 # -- what was sampled
 
 
-def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _sampled(
+    run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[str, Any], *, is_packed: bool
+) -> dict[str, Any]:
     rollouts = rollouts_of(run)
     given_BS, tokens_BT = fields.get("input_ids"), fields["tokens"]
     if given_BS is None:
@@ -309,7 +317,7 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
         return {name: value for name, value in sampled.items() if name != "sampler_versions"}
     sampled |= _rows(found, tokens_BT, shift)
     # a pass that was given something that we would leave out cannot be repeated
-    if all(piece.forward.value.arguments.keys() <= _REPEATED for piece in update.pieces):
+    if is_packed or all(piece.forward.value.arguments.keys() <= _REPEATED for piece in update.pieces):
         sampled |= _plain(run, update.pieces, ask, found, shift, {**fields, **sampled})
         if "plain_logprobs" in sampled:
             update.ends_next = _ends_next(run, update.pieces, ask, found, sampled)
@@ -471,6 +479,9 @@ def _rows(found: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, Any
     width = tokens_BT.shape[1]
     fields: dict[str, Any] = sampled_fields(prompts, completions, width)
     if all(row.completion == shift for row in found):  # columns of completions alone
+        forced_BT = _forced(found, width)
+        if forced_BT.any():
+            fields["forced"] = forced_BT
         was_drawn_BT = np.arange(width) < fields["lengths"][:, None]
         fields["sampled_tokens"] = np.where(was_drawn_BT, fields["sampled_tokens"], tokens_BT)
     else:
@@ -479,6 +490,16 @@ def _rows(found: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, Any
     if None not in endings:
         fields["finished"] = endings
     return fields
+
+
+def _forced(found: Sequence[Found], width: int) -> Array:
+    """Tokens that the script put in place of what was drawn."""
+    forced_BT = np.zeros((len(found), width), dtype=bool)
+    for forced_T, row in zip(forced_BT, found, strict=True):
+        if row.rollout.forced_BT is not None:
+            length = min(width, int(row.rollout.lengths_B[row.row]))
+            forced_T[:length] = row.rollout.forced_BT[row.row, :length]
+    return forced_BT
 
 
 def _reference(run: WatchedRun, piece: LossPiece) -> int | None:
