@@ -165,7 +165,7 @@ class GradientLedger:
 
     def _stands(self, leaf: Tensor) -> bool:
         """Whether it was seen before an earlier step and has the same numbers: else the script changes it itself."""
-        total = float(leaf.detach().double().sum())
+        total = float(leaf.detach().double().square().sum())
         known = self._stood.get(id(leaf))
         if known is None or known[0]() is not leaf:
             self._stood[id(leaf)] = (weakref.ref(leaf), total)
