@@ -504,4 +504,6 @@ def _forced(found: Sequence[Found], width: int) -> Array:
 
 def _reference(run: WatchedRun, piece: LossPiece) -> int | None:
     forward = run.kinds.forward_of(piece.ref)
-    return None if forward is None or forward.adapter_off else forward.model
+    if forward is None or forward.adapter_off or forward.model == piece.forward.model:
+        return None  # a switch makes a reference of the policy's own weights: it cannot be asked in the same way
+    return forward.model
