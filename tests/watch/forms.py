@@ -35,6 +35,33 @@ CUT = [  # the letter behind that of the prompt cannot be drawn
     ("torch.softmax(model(ids)[:, -1] / TEMPERATURE", "torch.softmax(cut(model(ids)[:, -1] / TEMPERATURE, prompts)"),
 ]
 FAULTS = {
+    "episodes: the action that ends an episode is masked": (
+        "episodes.py",
+        {"LAW06"},
+        [
+            ("        masks.append(alive.float())\n", ""),
+            (
+                "        alive = alive & ~reached\n",
+                "        alive = alive & ~reached\n        masks.append(alive.float())\n",
+            ),
+        ],
+    ),
+    "episodes: starts are repeated as a whole": (
+        "episodes.py",
+        {"LAW11", "ADV02"},
+        [(".repeat_interleave(GROUP)", ".repeat(GROUP)")],
+    ),
+    "episodes: a hidden layer in a plain list": (
+        "episodes.py",
+        {"OPT02"},
+        [
+            (
+                "self.net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, ACTIONS))",
+                "self.layers, self.net = [nn.Linear(2, 32), nn.Tanh()], nn.Linear(32, ACTIONS)",
+            ),
+            ("self.net(obs))", "self.net(self.layers[1](self.layers[0](obs))))"),
+        ],
+    ),
     "letters: no room for the end": ("letters.py", {"MET03"}, [(ENDING[0], ENDING[1].replace("{said}", "LENGTH"))]),
     "letters: the loss has no graph": (
         "letters.py",
@@ -274,6 +301,21 @@ FAULTS |= {
     ),
 }
 SOUND = {
+    "episodes: Gumbel noise and a one-hot row": (
+        "episodes.py",
+        [
+            (
+                "action = dist.sample()",
+                "action = (dist.logits - torch.log(-torch.log(torch.rand_like(dist.logits)))).argmax(-1)",
+            ),
+            (
+                "new = policy(obs).log_prob(actions)",
+                "powers = policy(obs).logits.exp()\n"
+                "            all_of_them = (powers / powers.sum(-1, keepdim=True)).log()\n"
+                "            new = (nn.functional.one_hot(actions, ACTIONS) * all_of_them).sum(-1)",
+            ),
+        ],
+    ),
     "letters: room for the end": ("letters.py", [(ENDING[0], ENDING[1].replace("{said}", "(LENGTH - 1)"))]),
     "letters: the reference is asked for a log": (
         "letters.py",

@@ -551,6 +551,9 @@ def _rows(found: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, Any
     width = tokens_BT.shape[1]
     fields: dict[str, Any] = sampled_fields(prompts, completions, width)
     if all(row.completion == shift for row in found):  # columns of completions alone
+        forced_BT = _forced(found, width)
+        if forced_BT.any():
+            fields["forced"] = forced_BT
         was_drawn_BT = np.arange(width) < fields["lengths"][:, None]
         fields["sampled_tokens"] = np.where(was_drawn_BT, fields["sampled_tokens"], tokens_BT)
     else:
@@ -561,6 +564,18 @@ def _rows(found: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, Any
     return fields
 
 
+def _forced(found: Sequence[Found], width: int) -> Array:
+    """Tokens that the script put in place of what was drawn."""
+    forced_BT = np.zeros((len(found), width), dtype=bool)
+    for forced_T, row in zip(forced_BT, found, strict=True):
+        if row.rollout.forced_BT is not None:
+            length = min(width, int(row.rollout.lengths_B[row.row]))
+            forced_T[:length] = row.rollout.forced_BT[row.row, :length]
+    return forced_BT
+
+
 def _reference(run: WatchedRun, piece: LossPiece) -> int | None:
     forward = run.kinds.forward_of(piece.ref)
-    return None if forward is None or forward.adapter_off else forward.model
+    if forward is None or forward.adapter_off or forward.model == piece.forward.model:
+        return None  # a switch makes a reference of the policy's own weights: it cannot be asked in the same way
+    return forward.model

@@ -58,7 +58,7 @@ def sampling_of(value: Value, kinds: RunKinds) -> Sampling:
             factor = number_of(current.arguments.get("other"))
             if factor is None or factor <= 0:
                 temperature = None
-            elif temperature is not None and kinds.of(current) in (Kind.LOGITS, None):
+            elif temperature is not None and kinds.of(current) in (Kind.LOGITS, Kind.LOG_SOFTMAX, None):
                 temperature *= factor if current.op == "div" else 1 / factor
             elif kinds.of(current) is not Kind.PROBABILITIES:  # dividing probabilities by their sum changes nothing
                 temperature = None
@@ -141,7 +141,7 @@ def _weights_of(run: WatchedRun, draw: Value, weights: Value | None) -> DrawWeig
     if weights.op == "categorical":
         of = weights.arguments.get("logits") or weights.arguments.get("probs") or weights
     made_of = list(chain(of))
-    logits = [value for value in made_of if run.kinds.of(value) is Kind.LOGITS]
+    logits = [value for value in made_of if run.kinds.of(value) is Kind.LOGITS or id(value) in run.kinds.logits]
     given_BV = _rows(of)
     if given_BV is None or not logits:
         return None

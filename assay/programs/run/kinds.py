@@ -63,7 +63,7 @@ class RunKinds:
 
     def _kind(self, value: Value) -> Kind | None:
         if id(value) in self.logits:
-            return Kind.LOGITS
+            return _distribution(value) or Kind.LOGITS  # a network may end with a softmax
         op = value.op
         first = value.input
         if op == "log_prob":
@@ -121,17 +121,9 @@ class RunKinds:
 
     def _by_numbers(self, value: Value) -> Kind | None:
         """A distribution that was made by hand shows in its numbers: they, or exp of them, add up to 1 in every row."""
-        seen = sight(value)
-        if value.op not in _BY_HAND or seen is None or not seen.is_floating or seen.shape[-1:] in ((), (1,)):
+        if value.op not in _BY_HAND or (kind := _distribution(value)) is None:
             return None
-        numbers = seen.numbers if seen.size <= MOST_SUMMED else seen.rows
-        if numbers is None or not np.isfinite(numbers).any() or self.forward_of(value) is None:
-            return None
-        if (numbers >= 0).all():
-            return Kind.PROBABILITIES if np.abs(numbers.sum(axis=-1) - 1).max() <= ROUNDING else None
-        if (numbers <= ROUNDING).all():
-            return Kind.LOG_SOFTMAX if np.abs(np.exp(numbers).sum(axis=-1) - 1).max() <= ROUNDING else None
-        return None
+        return kind if self.forward_of(value) is not None else None
 
     def _of_actions(self, value: Value, first: Value) -> Kind | None:
         """Of logits that no pass returned: what is done to them shows that they are."""
@@ -208,6 +200,21 @@ class RunKinds:
     def pass_of(self, value: Value | None) -> Forward | None:
         """The pass whose log-probs of chosen tokens these are."""
         return self.forward_of(value) if value is not None and self.of(value) is Kind.LOGPROBS else None
+
+
+def _distribution(value: Value) -> Kind | None:
+    """Probabilities, or their logarithms, over the last dimension, by their sums."""
+    seen = sight(value)
+    if seen is None or not seen.is_floating or seen.shape[-1:] in ((), (1,)):
+        return None
+    numbers = seen.numbers if seen.size <= MOST_SUMMED else seen.rows
+    if numbers is None or not numbers.size or np.isnan(numbers).any():
+        return None
+    if (numbers >= 0).all():
+        return Kind.PROBABILITIES if np.abs(numbers.sum(axis=-1) - 1).max() <= ROUNDING else None
+    if (numbers <= ROUNDING).all():
+        return Kind.LOG_SOFTMAX if np.abs(np.exp(numbers).sum(axis=-1) - 1).max() <= ROUNDING else None
+    return None
 
 
 def _pass_of(value: Value, model: int, version: int) -> Forward:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from assay.programs.graph import Value
-from assay.programs.run.kinds import above
+from assay.programs.run.kinds import DRAWS, above
 from assay.programs.run.sight import numbers_of, sight
 from assay.programs.run.watched import Forward, GenerateCall, OtherTokens, Sampling, WatchedRun
 from assay.programs.walk import walk
@@ -23,6 +23,7 @@ from assay.record.batch import Array
 _FORMS = frozenset(
     "squeeze unsqueeze view reshape cast index element clone detach where masked_fill setitem changed mul add".split()
 )
+_MOVED = frozenset("squeeze unsqueeze view reshape cast element clone detach".split())
 _JOINS = frozenset({"cat", "stack", "listing"})
 
 MOST_MOMENTS = 4  # of sampling that an update may train on
@@ -45,6 +46,7 @@ class SampledRows:
     moment: int  # optimizer steps of any kind before it
     settings: Mapping[str, Any] = field(default_factory=dict)  # as a Batch names them
     weights: tuple[float, ...] = ()  # of the sampler, as sums
+    forced_BT: Array | None = None  # where the script went on with another token than was drawn
     sampler: int = -1  # the model that sampled, a copy of the policy or the policy itself
 
     def prompt(self, row: int) -> Array:
@@ -123,7 +125,7 @@ def _generated(call: GenerateCall, run: WatchedRun) -> SampledRows | None:
         settings = {**settings, "temperature": None, "top_k": 1}
     return SampledRows(
         *_weights(call, run), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if eos_ids else None,
-        call.value, moment(call.value, run), settings, call.weights, call.model,
+        call.value, moment(call.value, run), settings, call.weights, None, call.model,
     )  # fmt: skip
 
 
@@ -203,12 +205,14 @@ def _looped(part: Sequence[Sampling], run: WatchedRun) -> SampledRows | None:
     columns = [numbers_of(draw.value) for draw in part]
     if any(column is None or column.size != rows for column in columns):
         return None
-    sampled_BT = np.stack([column.reshape(rows) for column in columns if column is not None], axis=1)
+    drawn_BT = np.stack([column.reshape(rows) for column in columns if column is not None], axis=1)
+    forced_BT, replaced_BT = _replaced(part, rows)
+    sampled_BT = np.where(forced_BT, replaced_BT, drawn_BT)
     mask = numbers_of(first.attention_mask)
     is_mask = mask is not None and mask.shape == prompts_BP.shape
     mask_BP = mask.astype(bool) if is_mask and mask is not None else np.ones(prompts_BP.shape, dtype=bool)
-    ends = _compared(part) or set(run.models[first.model].eos_ids)
-    lengths_B, finished_B = _ends(sampled_BT, sorted(ends))
+    ends = _compared(part) or set(run.models[first.model].eos_ids) or _padded_behind(sampled_BT, forced_BT)
+    lengths_B, finished_B = _ends(np.where(forced_BT, -1, sampled_BT), sorted(ends))
     settings: dict[str, Any] = {}
     temperatures = {draw.temperature for draw in part}
     if len(temperatures) == 1 and None not in temperatures:
@@ -219,8 +223,40 @@ def _looped(part: Sequence[Sampling], run: WatchedRun) -> SampledRows | None:
         settings |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     return SampledRows(
         *_weights(first, run), prompts_BP, mask_BP, sampled_BT, lengths_B, finished_B if ends else None,
-        part[-1].value, moment(part[-1].value, run), settings, first.weights, first.model,
+        part[-1].value, moment(part[-1].value, run), settings, first.weights, forced_BT, first.model,
     )  # fmt: skip
+
+
+def _replaced(part: Sequence[Sampling], rows: int) -> tuple[Array, Array]:
+    """[B, T]: where the script goes on with a token of its own in place of what was drawn, and that token: what a tool
+    returned, or padding. A second draw in its place is a draw."""
+    forced_BT = np.zeros((rows, len(part)), dtype=bool)
+    tokens_BT = np.zeros((rows, len(part)), dtype=np.int64)
+    for step, draw in enumerate(part):
+        forms = list(walk(draw.value, lambda value: [user for user in value.users if user.op in ("where", *_MOVED)]))
+        mine = {id(form) for form in forms}
+        for form in sorted(forms, key=lambda form: form.order):
+            numbers, condition = numbers_of(form), numbers_of(form.arguments.get("condition"))
+            if form.op != "where" or numbers is None or condition is None or numbers.size != rows:
+                continue
+            is_kept = id(form.arguments.get("input")) in mine
+            own = form.arguments.get("other" if is_kept else "input")
+            is_drawn = own is not None and any(made.op in DRAWS for made in islice(walk(own), MOST_OPERATIONS_BETWEEN))
+            if condition.size == rows and not is_drawn:
+                here_B = condition.reshape(rows).astype(bool) ^ is_kept
+                forced_BT[here_B, step], tokens_BT[here_B, step] = True, numbers.reshape(rows)[here_B]
+    return forced_BT, tokens_BT
+
+
+def _padded_behind(fed_BT: Array, forced_BT: Array) -> set[int]:
+    """The token behind which rows go on with one and the same token, whatever is drawn."""
+    ends: set[int] = set()
+    for fed_T, forced_T in zip(fed_BT, forced_BT, strict=True):
+        others = np.flatnonzero(fed_T != fed_T[-1]) if len(fed_T) else np.zeros(0, dtype=np.int64)
+        first = int(others[-1]) + 1 if len(others) else 0
+        if forced_T[first:].any() and (first or not forced_T[0]):
+            ends.add(int(fed_T[first - 1] if forced_T[first] else fed_T[first]))
+    return ends if len(ends) == 1 else set()
 
 
 def _compared(part: Sequence[Sampling]) -> set[int]:
