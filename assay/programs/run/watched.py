@@ -183,7 +183,8 @@ class WatchedRun:
     @property
     def learning(self) -> list[Backward]:
         """Backwards since something was sampled: before, a script may imitate answers. All if nothing was."""
-        first = min((call.value.order for call in (*self.generations[:1], *self.samplings[:1])), default=-1)
+        calls = [call.value.order for call in self.generations[:1]] + [draw.value.order for draw in self.samplings[:1]]
+        first = min(calls, default=-1)
         return [backward for backward in self.backwards if backward.loss.order > first]
 
     def __str__(self) -> str:
