@@ -121,7 +121,7 @@ class ScriptObserver:
             self.kinds.parameters[id(value)] = (weakref.ref(tensor), self.models.steps[id(tensor)])
 
     def _given(self, value: Value, tensor: Tensor) -> None:
-        """A tensor that is no parameter and may be one under another name, as those of a state_dict() are."""
+        """A tensor that is not a parameter, and may be one under another name, as those of a state_dict() are."""
         own = self.models.sharing(tensor) if tensor.is_floating_point() and tensor.ndim > 1 else None
         if own is not None:
             self._parameter(value, own)
