@@ -22,7 +22,7 @@ from assay.programs.run.rewards import Credit, credit_of
 from assay.programs.run.roles import LossPiece, is_corrected
 from assay.programs.run.rollouts import Found, SampledRows, locate, moment, other_tokens, packed_rows, rollouts_of
 from assay.programs.run.rows import placed_numbers
-from assay.programs.run.sight import is_mask, numbers_of, shape_of
+from assay.programs.run.sight import is_mask, numbers_of, requires_grad, shape_of
 from assay.programs.run.watched import Backward, WatchedRun, WatchedUpdate, spot_of
 from assay.record.batch import PLAIN_FIELDS, Array, Batch, BatchError
 
@@ -260,13 +260,26 @@ def _penalty_settings(
     if not known:
         trained = {piece.forward.model for piece in pieces}
         alone = all(forward.model in trained and not forward.adapter_off for forward in run.forwards)
-        return {"kl_coef": 0.0} if alone else {}
+        return {"kl_coef": 0.0} if alone and not any(_has_other_logprobs(piece) for piece in pieces) else {}
     if len(known) < len(penalties) or len({(penalty.coefficient, penalty.estimator) for penalty in known}) != 1:
         return {}
     settings: dict[str, Any] = {"kl_coef": known[0].coefficient, "kl_placement": "loss"}
     if known[0].coefficient is not None and known[0].estimator is not None:
         settings |= {"kl_estimator": known[0].estimator, "kl_gradient": "naive"}
     return settings
+
+
+def _has_other_logprobs(piece: LossPiece) -> bool:
+    """Whether new is also compared with numbers of its shape that are not old: they may be those of a reference."""
+    for user in piece.new.users:
+        parts = [user.arguments.get("input"), user.arguments.get("other")]
+        others = [part for part in parts if part is not None and part is not piece.new]
+        if user.op == "sub" and any(
+            shape_of(part) == shape_of(piece.new) and not requires_grad(part) and part is not piece.old_operand
+            for part in others
+        ):
+            return True
+    return False
 
 
 def _objective(run: WatchedRun, fields: Mapping[str, Any], pieces: Sequence[LossPiece]) -> dict[str, Any]:
