@@ -5,6 +5,7 @@ Shape legend: B completions, T completion tokens, F reward functions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,7 @@ from assay.examine.part import Part
 from assay.record.batch import Array, Batch
 
 Ids = tuple[int, ...]
+Row = tuple[Ids, Ids]  # prompt, completion
 _NAMES = {  # ours <- TRL's
     "tokens": "completion_ids",
     "old_logprobs": "old_per_token_logps",
@@ -33,7 +35,7 @@ class TRLGeneration(Rollouts):
     """One generation of TRL, filled in as TRL goes through it."""
 
     turns: int = 0  # calls of the sampler
-    draws: list[tuple[Ids, Ids]] = field(default_factory=list)  # (prompt, completion) of each row of model.generate()
+    draws: list[Row] = field(default_factory=list)  # of model.generate()
     returned: dict[int, Sequence[float | None]] = field(default_factory=dict)  # by each reward function
     scorers: dict[int, Callable[[Sequence[int]], Sequence[float | None]]] = field(default_factory=dict)
     again: list[float] = field(default_factory=list)  # rewards of the functions for the rows in reverse order
@@ -100,41 +102,35 @@ class TRLGeneration(Rollouts):
         self.output = dict(output)
 
 
-def drawn_rows(rows: Sequence[tuple[Ids, Ids]], draws: Sequence[tuple[Ids, Ids]]) -> list[tuple[Ids, Ids]]:
+def drawn_rows(rows: Sequence[Row], draws: Sequence[Row]) -> list[Row]:
     """Of each (prompt, completion) of the trainer the draw that it is, or is made of; the row itself if none is known.
 
     An answer that is cut off behind a stop is its draw. Where the answers of all other rows were drawn behind other
     prompts, rows have changed places; else the ids of an answer were changed, and its draw is one with its prompt."""
-    found = list(rows)
-    free: dict[tuple[Ids, Ids], int] = {}
-    for draw in draws:
-        free[draw] = free.get(draw, 0) + 1
-    lost = []
-    for number, row in enumerate(rows):
-        draw = next((draw for draw, count in free.items() if count and _is_draw(row, draw)), None)
-        if draw is None:
-            lost.append(number)
-        else:
-            free[draw] -= 1
-    moved = {number: _take(free, lambda draw, ids=rows[number][1]: draw[1] == ids) for number in lost}
-    if lost and all(moved.values()):
-        for number, draw in moved.items():
-            found[number] = draw or rows[number]
-        return found
-    for draw in filter(None, moved.values()):
-        free[draw] += 1
-    for number in lost:
-        draw = _take(free, lambda draw, prompt=rows[number][0]: draw[0] == prompt)
-        found[number] = draw or rows[number]
-    return found
+    free = Counter(draws)
+    ways: list[Callable[[Row, Row], bool]] = [lambda row, draw: row == draw, _is_draw]
+    found: dict[int, Row] = {}
+    for fits in ways:  # those that are just the same first: a short one may be the beginning of another
+        for number, row in enumerate(rows):
+            if number not in found and (own := _take(free, row, fits)) is not None:
+                found[number] = row if fits is _is_draw else own
+    lost = [number for number in range(len(rows)) if number not in found]
+    moved = {number: _take(free, rows[number], lambda row, draw: draw[1] == row[1]) for number in lost}
+    if None in moved.values():
+        free += Counter(draw for draw in moved.values() if draw is not None)
+        moved = {number: _take(free, rows[number], lambda row, draw: draw[0] == row[0]) for number in lost}
+    return [found.get(number) or moved[number] or row for number, row in enumerate(rows)]
 
 
-def _is_draw(row: tuple[Ids, Ids], draw: tuple[Ids, Ids]) -> bool:
-    return row[0] == draw[0] and row[1] == draw[1][: len(row[1])]
+def _is_draw(row: Row, draw: Row) -> bool:
+    """The answer may have been drawn in several parts, each behind all that came before."""
+    whole, given = row[0] + row[1], draw[0] + draw[1]
+    return draw[0][: len(row[0])] == row[0] and whole == given[: len(whole)]
 
 
-def _take(free: dict[tuple[Ids, Ids], int], fits: Callable[..., bool]) -> tuple[Ids, Ids] | None:
-    draw = next((draw for draw, count in free.items() if count and fits(draw)), None)
+def _take(free: Counter[Row], row: Row, fits: Callable[[Row, Row], bool]) -> Row | None:
+    """A draw that nobody has taken."""
+    draw = next((draw for draw, count in free.items() if count > 0 and fits(row, draw)), None)
     if draw is not None:
         free[draw] -= 1
     return draw

@@ -13,8 +13,20 @@ def test_rows_as_they_were_drawn_stay_as_they_are_in_any_order():
     assert drawn_rows(draws[::-1], draws) == draws[::-1]
     cut_behind_a_stop = [(A, (7,)), (A, (8, 9)), (B, (7, 9))]
     assert drawn_rows(cut_behind_a_stop, draws) == cut_behind_a_stop
+    both = [(A, (7,)), (A, (7, 9))]
+    assert drawn_rows(both, both[::-1]) == both
     the_best_of_several = [(A, (8, 9)), (B, (7, 9))]
     assert drawn_rows(the_best_of_several, draws) == the_best_of_several
+
+
+def test_an_answer_may_be_drawn_in_parts_with_words_of_others_between_them():
+    draws = [(A, (7, 9)), (A, (8,)), ((*A, 8, 50, 51), (6, 9))]
+    rows = [(A, (7, 9)), (A, (8, 50, 51, 6, 9))]
+    assert drawn_rows(rows, draws) == rows
+
+
+def test_a_sampler_that_was_given_a_cut_prompt_is_known_by_it():
+    assert drawn_rows([(B, (7, 9))], [(B[1:], (7, 9))]) == [(B[1:], (7, 9))]
 
 
 def test_answers_that_stand_beside_another_prompt_get_the_one_that_they_were_drawn_behind():

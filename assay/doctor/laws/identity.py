@@ -49,7 +49,8 @@ BEGINNING = 3  # tokens of an answer by which it is recognised
 
 
 def check_batch(batch: Batch) -> Verdict:
-    if batch.get("sampled_tokens") is None and (verdict := _of_a_dump(batch)) is not None:
+    is_dump = batch.get("sampled_tokens") is None and batch.settings.get("trainer") != "script"
+    if is_dump and (verdict := _of_a_dump(batch)) is not None:
         return verdict
     tokens_BT, sampled_BT = batch.need("tokens", "sampled_tokens")
     inside_BT = completion_places(batch)

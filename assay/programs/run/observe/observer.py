@@ -78,6 +78,7 @@ class ScriptObserver:
         self.inside: tuple[Any, list[int]] | None = None  # generate() under way: its model, widths of its passes
         self._state: int | None = None  # of the random numbers before the draw under way
         self._transparent: set[int] = set()
+        self._lent: dict[int, weakref.ref[Tensor]] = {}  # weights that a module has for one call
         self._distributions: dict[int, tuple[weakref.ref[Any], Value]] = {}
         self._tensors: dict[int, Tensor] = {}  # by id of their Value: may be log-probs, until the next backward
         self._pending: list[Backward] = []  # since the last step
@@ -120,6 +121,9 @@ class ScriptObserver:
             return False
         if self._rollouts > LEAST_ROLLOUTS:
             self._report_so_far()
+        for tensor in module._parameters.values():
+            if tensor is not None and not isinstance(tensor, nn.Parameter):  # functional_call() put it there
+                self._lent[id(tensor)] = weakref.ref(tensor)
         is_part = type(module).__module__.startswith("torch.nn.modules.") or id(module) in self._transparent
         if not is_part and (ids_given(args, kwargs) is not None or isinstance(kwargs.get("inputs_embeds"), Tensor)):
             return True
@@ -132,8 +136,10 @@ class ScriptObserver:
             self.kinds.parameters[id(value)] = (weakref.ref(tensor), self.models.steps[id(tensor)])
 
     def _given(self, value: Value, tensor: Tensor) -> None:
-        """A tensor that is no parameter and may be one under another name, as those of a state_dict() are."""
+        """A tensor that is not a parameter, and may be one under another name, as those of a state_dict() are."""
         own = self.models.sharing(tensor) if tensor.is_floating_point() and tensor.ndim > 1 else None
+        if own is None and (lent := self._lent.get(id(tensor))) is not None and lent() is tensor:
+            own = tensor  # weights of a model that has no module: a copy that is kept for functional_call()
         if own is not None:
             self._parameter(value, own)
 
