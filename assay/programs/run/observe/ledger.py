@@ -176,7 +176,7 @@ class GradientLedger:
 
     def _find_left_out(self, trained: Iterable[nn.Module], place: Place) -> None:
         held = frozenset().union(*(optimizer.ids for optimizer in self._optimizers.values()))
-        trainable = {
+        trainable: dict[int, Tensor] = {
             id(parameter): parameter
             for module in trained
             for parameter in module.parameters()

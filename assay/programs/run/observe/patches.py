@@ -50,11 +50,11 @@ class Patches:
 def patch_torch(patches: Patches, observer: ScriptObserver) -> None:
     patches.replace(nn.Module, "__call__", lambda original: _pass(original, observer))
     around = functools.partial(functools.partial, _around, observer=observer)
-    for op, kind in (("categorical", torch.distributions.Categorical), ("bernoulli", torch.distributions.Bernoulli)):
-        patches.replace(kind, "__init__", around(before=functools.partial(observer.add_distribution, op)))
-        patches.replace(kind, "sample", around(before=observer.before_sample, after=observer.after_sample))
+    for op, made in (("categorical", torch.distributions.Categorical), ("bernoulli", torch.distributions.Bernoulli)):
+        patches.replace(made, "__init__", around(before=functools.partial(observer.add_distribution, op)))
+        patches.replace(made, "sample", around(before=observer.before_sample, after=observer.after_sample))
         for name in ("log_prob", "entropy"):
-            patches.replace(kind, name, around(after=functools.partial(observer.add_result, name)))
+            patches.replace(made, name, around(after=functools.partial(observer.add_result, name)))
     events: tuple[tuple[Any, str, str], ...] = (
         (torch.nn.utils, "clip_grad_norm_", "clip_grad_norm"),
         (torch.nn.utils, "clip_grad_value_", "clip_grad_norm"),

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -395,7 +396,7 @@ def _is_parameter(tensor: Tensor) -> bool:
 
 def _is_by(recorder: CallRecorder) -> bool:
     """Whether the script itself switches gradients off: an optimizer does so in each of its steps."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(3):  # the context manager, and a decorator around the function
         if frame is None or "/optim/" in frame.f_code.co_filename.replace("\\", "/"):
             return False
