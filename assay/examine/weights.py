@@ -20,12 +20,19 @@ class Weights:
 
     @torch.no_grad()
     def __init__(
-        self, tensors: Sequence[Tensor], *, most: int = NUMBERS, by_gradient: bool = False, fresh: bool = False
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        most: int = NUMBERS,
+        by_gradient: bool = False,
+        fresh: bool = False,
+        climbs: bool = False,
     ) -> None:
         """Compares at most `most` numbers: of a larger model the first of each tensor, or with `by_gradient` those with
         the largest gradients, which show whether a tensor moved and nothing about its other numbers. `fresh`: the
-        optimizer remembers no earlier gradient, so that each tensor must follow its own."""
-        self.tensors, self._fresh = tensors, fresh
+        optimizer remembers no earlier gradient, so that each tensor must follow its own; `climbs`: it
+        goes along the gradient (maximize=True)."""
+        self.tensors, self._fresh, self._climbs = tensors, fresh, climbs
         gradients = [tensor.grad for tensor in tensors]
         self.without_gradient = len(tensors) - sum(map(has_numbers, gradients))
         self.is_sample = by_gradient and sum(tensor.numel() for tensor in tensors) > most
@@ -89,7 +96,8 @@ class Weights:
         if self._fresh and moved > 0 and math.isfinite(moved):
             pairs = zip(self._after, self._before, strict=True)
             steps = [now.float() - before.float() for now, before in pairs]
-            numbers |= directions(steps, self._gradients, self._before)
+            down = [None if gradient is None else -gradient for gradient in self._gradients]
+            numbers |= directions(steps, down if self._climbs else self._gradients, self._before)
         if not self.is_sample:
             numbers |= {"update_norm": moved**0.5, "numbers_changed_share": sum(changed) / max(compared, 1)}
         return numbers

@@ -117,9 +117,6 @@ def _numbers(update: WatchedUpdate) -> dict[str, Any]:
         numbers.pop("descent", None)
     if update.maximize and "descent" in numbers:
         numbers["descent"] = -numbers["descent"]
-    if update.maximize and "tensors_against" in numbers:  # in a first step the signs are right or turned around
-        judged, against, astray = (numbers[f"tensors_{name}"] for name in ("judged", "against", "astray"))
-        numbers["tensors_against"] = judged - against - astray
     return numbers
 
 
@@ -429,8 +426,9 @@ def _plain(
     for name, numbers in models.items():
         model = numbers.pop() if len(numbers) == 1 else None
         is_counted = name == "plain" and temperature is not None and fields.get("update") == 0
+        is_counted &= "forced" not in fields  # tokens of the script's own are no draws
         tally = Tally() if is_counted else None
-        prompts = [row.completion - row.start for row in found]
+        prompts = [row.completion - row.start for row in found] or [offset + 1 for offset in offsets]
         answers = None if model is None else ask(model, texts, temperature or 1.0, 0, tally, prompts)
         if answers is None:
             continue

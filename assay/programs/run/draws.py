@@ -118,7 +118,7 @@ class DrawWeights:
 @once
 def draw_weights(run: WatchedRun) -> list[DrawWeights]:
     """Of the first draws, and of the draw that ended the script."""
-    draws = [draw.value for draw in run.samplings[:MOST_DRAWS]]
+    draws = [draw.value for draw in run.samplings[:MOST_DRAWS] if not draw.is_composed]
     failed = run.failure.value if run.failure is not None else None
     if failed is not None and failed.op == "multinomial":
         draws.append(failed)

@@ -80,6 +80,7 @@ class Sampling:
     temperature: float | None  # None: not known
     cuts: tuple[str, ...] = ()  # operations between logits and draw that take tokens out: topk, sort, ...
     state: int | None = None  # of the random numbers before it
+    is_composed: bool = False  # of random numbers and scores, by the script: it has no weights
 
 
 @dataclass(eq=False, slots=True)

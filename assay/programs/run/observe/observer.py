@@ -295,11 +295,11 @@ class ScriptObserver:
             return
         scores = (made for made in made_of[1:] if self.kinds.of(made) in _SCORES and not _is_random(made))
         drawn_from = next(scores, None)
-        draw = Sampling(value, forward, None)
+        draw = Sampling(value, forward, None, is_composed=True)
         if drawn_from is not None:  # as if it had been drawn from these
             given = {"input": drawn_from}
             plain = sampling_of(Value("multinomial", given, value.place, value.context, value.order), self.kinds)
-            draw = Sampling(value, forward, plain.temperature, plain.cuts)
+            draw = Sampling(value, forward, plain.temperature, plain.cuts, is_composed=True)
         self.run.samplings.append(draw)
         self._sampled()
 
@@ -403,7 +403,7 @@ class ScriptObserver:
             trainable = [parameter for parameter in held if parameter.requires_grad]
             update.numbers["gradient_norm"] = gradient_norm(trainable)
             self._weights[id(optimizer)] = (
-                Weights(trainable, fresh=not remembers(optimizer)),
+                Weights(trainable, fresh=not remembers(optimizer), climbs=update.maximize),
                 has_new_pair(trainable),
             )
             self.updates.before(update, now=is_now)
