@@ -18,7 +18,7 @@ from assay.examine.part import Part, join, join_inputs, sampled_fields
 from assay.programs.graph import Value
 from assay.programs.run.objective import KlTerm, objective_of, penalty_of
 from assay.programs.run.policies import MOST_ACTIONS, Layout, action_fields, bends_logits, is_of_states, layout_of
-from assay.programs.run.rewards import Credit, credit_of
+from assay.programs.run.rewards import Credit, credit_of, is_of_costs
 from assay.programs.run.roles import LossPiece, is_corrected
 from assay.programs.run.rollouts import Found, SampledRows, are_packed, locate, moment, other_tokens, rollouts_of
 from assay.programs.run.rows import placed_numbers
@@ -197,13 +197,14 @@ def _innermost(new: Value, backward: Backward) -> Value:
 def _credit(piece: LossPiece, groups: dict[int, Array | None]) -> dict[str, Array | None]:
     assert piece.advantages is not None
     advantages, credit = numbers_of(piece.advantages), credit_of(piece.advantages, groups)
+    better = -1 if is_of_costs(piece.advantages) else 1
     placed = placed_numbers(piece.advantages)
     if placed is not None and not np.array_equal(placed.rows_B, np.arange(len(placed.rows_B))):
         credit = Credit(None, None)  # they were put into another layout: which reward is this row's is not known
     return {
-        "advantages": None if advantages is None else piece.sign * advantages,
+        "advantages": None if advantages is None else better * piece.sign * advantages,
         "ratio": None if piece.old is None else numbers_of(piece.ratio),
-        "rewards": credit.rewards,
+        "rewards": None if credit.rewards is None else better * credit.rewards,
         "group_ids": credit.groups,
         "step_rewards": credit.steps,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from assay.programs.walk import peel
 from assay.record.batch import Array
 
 _ARITHMETIC = SAME | {"div", "add", "clamp"}
+_COST = re.compile(r"[(\s]*(?:\w+[_.])?(?:costs?|regrets?)\b")
 _MEANS = ("mean", "nanmean", "sum")
 
 
@@ -51,6 +53,12 @@ def credit_of(advantages: Value, groups: dict[int, Array | None]) -> Credit:
         advantages, lambda value: numbers_of(value.input) if _mean_of_earlier(value) else None, _ARITHMETIC
     )
     return Credit(rewards, None, stale=stale[0] if rewards is not None and len(stale) == 1 else None)
+
+
+def is_of_costs(advantages: Value) -> bool:
+    """Whether what is weighed is called a cost where a baseline is taken off it: less of it is better."""
+    value = peel(advantages, RESHAPES | {"cast", "detach", "clone", "div", "mul"})
+    return value.op == "sub" and _COST.match(value.place.text) is not None
 
 
 def _mean_of_earlier(value: Value) -> Value | None:
