@@ -189,7 +189,7 @@ class Look:
         widths = [part.tensors["tokens"].shape[1] for part in self.parts]
         width = max(*widths, *(len(self.rollouts.sampled[row]) for row in rows))
         fields = {**self.rollouts.fields(rows, width, pad), **join(self.parts, rows, width, pad), **self.tally}
-        # a part may have been cut to fewer columns than were sampled: which tokens it lost is known, they are no others
+        # a part may have been cut to fewer columns than were sampled: which tokens it lost is known: not others
         scored = {row: part.tensors["tokens"].shape[1] for part in self.parts for row in part.rows}
         is_cut_BT = np.arange(width) >= np.array([scored[row] for row in rows])[:, None]
         fields["tokens"] = np.where(is_cut_BT, fields["sampled_tokens"], fields["tokens"])

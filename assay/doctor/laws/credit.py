@@ -140,7 +140,7 @@ def _with_groups(batch: Batch) -> Batch:
 
 
 def _lines(batch: Batch) -> Lines | None:
-    """From rewards to advantages, in each group whose rewards vary; None where they are no lines or not known."""
+    """From rewards to advantages, in each group whose rewards vary; None where there is no line, or it is not known."""
     rewards_B = batch.get("rewards")
     if rewards_B is None or batch.get("advantages") is None or batch.get("group_ids") is None:
         return None
@@ -160,7 +160,7 @@ def _lines(batch: Batch) -> Lines | None:
 def _of_levels(batches: Sequence[Batch]) -> Verdict | None:
     """A finding where one baseline that nobody means, or that the settings do not say, is that of every group."""
     found = [lines for lines in map(_lines, batches) if lines is not None]
-    lines = [line for one in found for line in one.lines]
+    lines = [line for batch_lines in found for line in batch_lines.lines]
     if len(lines) < FEWEST_LEVELS or len(found) < len(batches):
         return None
     if all(line.is_at(float(line.rewards_G.mean())) for line in lines):
@@ -189,13 +189,13 @@ def _of_levels(batches: Sequence[Batch]) -> Verdict | None:
 def _unknown_level(found: Sequence[Lines]) -> str:
     """What is certain of baselines that no known way gives."""
     is_common = all(
-        line.is_at(one.lines[0].level) or abs(line.level - one.lines[0].level) <= line.slack + one.lines[0].slack
-        for one in found
-        for line in one.lines
+        line.is_at(lines.lines[0].level) or abs(line.level - lines.lines[0].level) <= line.slack + lines.lines[0].slack
+        for lines in found
+        for line in lines.lines
     )
     return (
         "one number for all groups of a batch, whatever their rewards"
-        if is_common and any(len(one.lines) > 1 for one in found)
+        if is_common and any(len(lines.lines) > 1 for lines in found)
         else "of no known kind, and not made of the rewards of the group alone"
     )
 

@@ -270,6 +270,6 @@ ILLNESS = illness(
     symptoms=("some tokens are not trained", "loss mask is wrong"),
     sick=sick,
     well=well,
-    explains=frozenset({"LAW01"}),  # of answers chosen by how they end, the tokens are no draws
+    explains=frozenset({"LAW01"}),  # answers chosen by how they end do not look drawn
     explained_by=frozenset({"MASK", "ALGN", "LAW02"}),
 )
