@@ -115,7 +115,7 @@ def test_a_check_that_crashes_is_counted_for_its_illness_and_stops_no_other():
     run.gradients.steps += [step(3, ("backward", 2), is_first=True)]
     states = {word.code: word.verdict.state for word in diagnose(Evidence(run=run)).words}
     crashed = {code for code, state in states.items() if state is State.CRASHED}
-    assert crashed == {"ALGN06", "PERF01", "SAMP02", "SAMP03", "SAMP05"} & crashed != set()
+    assert {"PERF01", "SAMP02", "SAMP03", "SAMP05"} <= crashed
     assert states["LOSS04"] is states["OPT04"] is State.HEALTHY
 
 

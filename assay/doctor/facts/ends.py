@@ -38,14 +38,14 @@ def ends_at_the_limit(batch: Batch) -> Ends | None:
     """None where it is not known which rows reach the limit, or with which log-probs they ended."""
     limit, lengths_B, finished_B = batch.settings.get("max_tokens"), batch.get("lengths"), batch.get("finished")
     names = [name for name in ("plain_logprobs", "old_logprobs", "sampler_logprobs") if batch.get(name) is not None]
-    if limit is None or lengths_B is None or finished_B is None or not names or not batch.settings.get("eos_ids"):
+    if limit is None or lengths_B is None or finished_B is None or not names or "eos_ids" not in batch.settings:
         return None
     logprobs_BT, tokens_BT = batch.need(names[0], "tokens")
     at = int(limit) - 1
     if at >= tokens_BT.shape[1]:
         return None
     reach_B = lengths_B == int(limit)
-    ends_B = reach_B & np.isin(tokens_BT[:, at], list(batch.settings["eos_ids"])) & finished_B
+    ends_B = reach_B & np.isin(tokens_BT[:, at], batch.settings["eos_ids"]) & finished_B
     p_N = np.maximum(np.exp(np.minimum(logprobs_BT[ends_B, at], 0.0)), RAREST)
     odds_N = (1 - p_N) / p_N
     return Ends(

@@ -83,17 +83,13 @@ def _patterns(batch: Batch, among_BT: Array) -> Iterator[tuple[str, Array]]:
         yield "the rows that ended by themselves", np.broadcast_to(~cut_B1, among_BT.shape)
         yield "the last token of rows that the token limit cut off", last_BT & cut_B1
         yield "the last token of rows that ended by themselves", last_BT & ~cut_B1
+        yield "all but the first token of rows that the token limit cut off", ~first_BT & cut_B1
     behind_B = batch.get("packed_behind")
     if behind_B is not None:
         behind_BT = np.broadcast_to(behind_B[:, None] > 0, among_BT.shape)
         yield "all rows that stand behind another one in their packed line", behind_BT
-        yield "all but the first token of rows that the token limit cut off", ~first_BT & cut_B1
     for remainder, words in ((1, "every second row, from row 1"), (0, "every second row, from row 0")):
         yield words, np.broadcast_to((np.arange(rows) % 2 == remainder)[:, None], among_BT.shape)
-    new_BT, old_BT = batch.get("new_logprobs"), batch.get("old_logprobs")
-    if new_BT is not None and old_BT is not None:
-        yield "all tokens that became likelier", new_BT > old_BT
-        yield "all tokens that became less likely", new_BT < old_BT
     for count in (2, 3, 4):
         tail_BT = columns_T >= end_B[:, None] - count
         yield f"the last {count} tokens of every row", tail_BT

@@ -111,7 +111,7 @@ def _by_calibration(batches: Sequence[Batch]) -> Verdict | None:
     for batch in batches:
         if why_not_fresh(batch) is None and batch.settings.get("zero_variance", "keep") == "keep":
             fresh.setdefault(batch.step, batch)
-    ends = {int(end) for batch in fresh.values() for end in batch.settings.get("eos_ids", ())}
+    ends = {int(end) for batch in fresh.values() for end in np.atleast_1d(batch.settings.get("eos_ids", ()))}
     known = [batch for batch in fresh.values() if batch.get("drawn_counts") is not None]
     calibration = calibration_of(known, ends)
     if calibration is None or calibration.tokens < TOKENS:

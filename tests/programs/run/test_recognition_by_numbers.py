@@ -96,7 +96,7 @@ def test_a_layer_that_no_module_has_is_missed_by_the_optimizer_once_it_stood_sti
         loss.backward()
         ledger.stepping(optimizer, list(head.parameters()), [head], place(2))
         left_out = ledger.run.gradients.left_out
-        assert (left_out is None) == (step < 4)
+        assert (left_out is None) == (step < 3)
         optimizer.step()
         ledger.stepped(optimizer, place(2), [])
     assert (left_out.missing, left_out.trainable) == (2, 4)

@@ -44,7 +44,7 @@ from assay.programs.run.watched import Backward, Forward, GenerateCall, Sampling
 
 LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
 MOST_UPDATES = 48  # observed since something was sampled
-MOST_BEFORE = 48  # observed before, at a time: a script may imitate answers first
+MOST_BEFORE = 640  # observed before, at a time: a script may imitate answers first
 
 
 MOST_OPERATIONS_OF_A_DRAW = 40  # between the random numbers and what is drawn
