@@ -320,6 +320,16 @@ OPERATIONS_OF_RUNS = {
     "empty_like": "torch.empty_like(x)",
     "new_empty": "x.new_empty(...)",
     "nonzero": "torch.nonzero(x)",
+    "bernoulli": "torch.bernoulli(p)",
+    "vecdot": "torch.linalg.vecdot(x, y)",
+    "linalg_vecdot": "torch.linalg.vecdot(x, y), by its other name",
+    "rand": "torch.rand(...)",
+    "rand_like": "torch.rand_like(x)",
+    "uniform": "a sample of a uniform distribution",
+    "uniform_": "x.uniform_(...)",
+    "exponential": "a sample of an exponential distribution",
+    "exponential_": "x.exponential_(...)",
+    "gumbel": "a sample of a Gumbel distribution",
 }
 
 # methods and functions that give the same numbers in another form

@@ -42,6 +42,10 @@ def garbage_batch(seed):
         "T": chosen(random, (0, 1, 9)),
         "P": chosen(random, (0, 1, 5)),
         "S": 14,
+        "O": chosen(random, (0, 3)),
+        "M": chosen(random, (0, 5)),
+        "Q": chosen(random, (0, 2)),
+        "I": chosen(random, (0, 7)),
     }
     values = {name: garbage(random, name, sizes) for name in FIELDS if random.random() < 0.8}
     values |= {name: chosen(random, (0.0, 1.0, -3.0, 1e300, *NOT_FINITE)) for name in NUMBERS if random.random() < 0.7}

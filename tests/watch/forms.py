@@ -17,7 +17,7 @@ BARRED = [  # a fifth action is closed in some contexts, where it is drawn and w
 ENDING = (  # a model that has learned to say its letter `said` times and to end
     "    for step in range(steps):",
     "    given = torch.cat([prompts.expand(-1, {said} + 1), torch.zeros_like(prompts)], dim=1)\n"
-    "    for _ in range(60):\n"
+    "    for _ in range(200):\n"
     "        scores = model(given[:, :-1]).flatten(0, 1)\n"
     "        lost = nn.functional.cross_entropy(scores, given[:, 1:].flatten())\n"
     "        optimizer.zero_grad()\n        lost.backward()\n        optimizer.step()\n"

@@ -426,7 +426,7 @@ def _plain(
     for name, numbers in models.items():
         model = numbers.pop() if len(numbers) == 1 else None
         is_counted = name == "plain" and temperature is not None and fields.get("update") == 0
-        is_counted &= "forced" not in fields  # tokens of the script's own are no draws
+        is_counted &= "forced" not in fields  # the script's own tokens are not draws
         tally = Tally() if is_counted else None
         prompts = [row.completion - row.start for row in found] or [offset + 1 for offset in offsets]
         answers = None if model is None else ask(model, texts, temperature or 1.0, 0, tally, prompts)

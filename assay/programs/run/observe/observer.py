@@ -44,7 +44,7 @@ from assay.programs.run.watched import Backward, Forward, GenerateCall, Sampling
 
 LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
 MOST_UPDATES = 48  # observed since something was sampled
-MOST_BEFORE = 640  # observed before, at a time: a script may imitate answers first
+MOST_BEFORE = 160  # observed before, at a time: a script may imitate answers first
 
 
 MOST_OPERATIONS_OF_A_DRAW = 40  # between the random numbers and what is drawn
@@ -370,6 +370,9 @@ class ScriptObserver:
             self.ledger.happened(kind, place)
 
     def before_step(self, optimizer: torch.optim.Optimizer, frame: Any) -> None:
+        if self.recorder.missed_a_pass:  # the first draw was seen without what came before it: its row is not whole
+            self.recorder.missed_a_pass = False
+            self.run.samplings.clear()
         if self.recorder.just_woke and not self._pending:
             return  # its backward was not seen
         self.recorder.just_woke = False

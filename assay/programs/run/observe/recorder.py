@@ -81,7 +81,7 @@ class CallRecorder(TorchFunctionMode):
         self.run, self.places = run, places
         self.off = 0  # how many passes, steps and so on are under way
         self.stopped = False
-        self.is_asleep = self.just_woke = False
+        self.is_asleep = self.just_woke = self.missed_a_pass = False
         self.state: int | None = None  # of the random numbers before the last draw
         self.before: dict[str, Callable[[Value, Tensor], Callable[[], None] | None]] = {}
         self.made: Callable[[Value, Tensor], None] | None = None  # called with every tensor that requires a gradient
@@ -104,6 +104,7 @@ class CallRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if self.is_asleep and (name in _DRAWS or (name == "_set_grad_enabled" and args == (False,) and _is_by(self))):
+            self.missed_a_pass = name in _DRAWS  # what it draws from was made before
             self.wake()
         if self.off:
             return func(*args, **kwargs)
@@ -397,7 +398,7 @@ def _is_parameter(tensor: Tensor) -> bool:
 def _is_by(recorder: CallRecorder) -> bool:
     """Whether the script itself switches gradients off: an optimizer does so in each of its steps."""
     frame: FrameType | None = sys._getframe(2)
-    for _ in range(3):  # the context manager, and a decorator around the function
+    for _ in range(5):  # the context manager in two layers, and a decorator around the function
         if frame is None or "/optim/" in frame.f_code.co_filename.replace("\\", "/"):
             return False
         if recorder.places.is_own(frame.f_code.co_filename):
