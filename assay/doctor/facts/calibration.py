@@ -39,7 +39,7 @@ class Calibration:
 
     @property
     def tokens(self) -> int:
-        return int(self.tables[0].sum())
+        return int(np.nan_to_num(self.tables[0], posinf=0.0, neginf=0.0).sum())
 
     def explanations(self) -> list[Explanation]:
         """The best first."""

@@ -132,7 +132,7 @@ def _with_groups(batch: Batch) -> Batch:
     except Missing:
         return batch
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    ids_B = np.array([numbers[key] for key in keys])
+    ids_B = np.array([numbers[key] for key in keys], dtype=np.int64)
     counts = set(np.bincount(ids_B).tolist())
     if len(numbers) < 2 or len(counts) != 1 or counts == {1}:
         return batch

@@ -63,7 +63,7 @@ def check_batch(batch: Batch) -> Verdict:
     if share >= FEW_NUMBERS:
         return healthy(f"the update changed {share:.0%} of the trainable numbers", *facts)
     bits = batch.numbers.get("weight_bits")
-    if bits is not None and bits >= FULL:
+    if bits is not None and FULL <= bits < float("inf"):
         return not_applicable(
             f"few numbers changed, and the weights are float{int(bits)}: no_update (OPT02) looks at that"
         )
