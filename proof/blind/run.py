@@ -1,4 +1,4 @@
-"""python -m proof.blind.run OUT.json [--half even] [--jobs 2] [DOOR ...]: what the doctor says of the specimens.
+"""python -m proof.blind.run OUT.json [--round 2] [--jobs 2] [DOOR ...]: what the doctor says of the specimens.
 
 Each door is the one a user takes: our trainer's run directory, `attach` beside TRL, `assay watch`, `assay.observe`, and
 `assay doctor` on a log.
@@ -12,13 +12,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-SPECIMENS = HERE / "specimens"
+SPECIMENS = {1: HERE / "specimens", 2: HERE / "specimens2"}  # by round
 DOORS = ("trainer", "trl", "scripts", "classic", "observe", "logs")
 SECONDS = 300  # a specimen takes some 20 on a quiet core
 
@@ -63,11 +62,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("doors", nargs="*", choices=[[], *DOORS], default=[])
-    parser.add_argument("--half", choices=("odd", "even", "both"), default="both")
+    parser.add_argument("--round", type=int, choices=SPECIMENS, default=2)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    make_logs()
-    todo = list(specimens(options.doors or DOORS, options.half))
+    make_logs(SPECIMENS[options.round] / "logs")
+    todo = [
+        (door, path)
+        for door in options.doors or DOORS
+        for path in sorted((SPECIMENS[options.round] / door).glob("a[0-9][0-9]*"))
+    ]
     with ThreadPoolExecutor(options.jobs) as pool:
         said = []
         for result in pool.map(lambda one: diagnose(*one), todo):
@@ -77,20 +80,11 @@ def main() -> None:
     print(file=sys.stderr)
 
 
-def make_logs() -> None:
+def make_logs(folder: Path) -> None:
     """The logs are made, not kept: they are large, and a simulator writes them the same every time."""
-    folder = SPECIMENS / "logs"
     if not any(folder.glob("a[0-9][0-9]*")):
         print("making the logs", file=sys.stderr)
         subprocess.run([sys.executable, "make.py"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-
-
-def specimens(doors: list[str] | tuple[str, ...], half: str) -> Iterator[tuple[str, Path]]:
-    for door in doors:
-        for path in sorted((SPECIMENS / door).glob("a[0-9][0-9]*")):
-            is_odd = int(path.name[1:3]) % 2 == 1
-            if half == "both" or is_odd == (half == "odd"):
-                yield door, path
 
 
 def diagnose(door: str, path: Path) -> dict[str, Any]:
