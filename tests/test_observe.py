@@ -384,7 +384,23 @@ def test_a_group_with_a_rate_of_zero_rests_and_no_norm_is_shown_that_nobody_meas
 
 def test_a_step_below_the_precision_of_the_weights_is_no_mistake():
     loop = _Loop()
-    loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=1e-12)
+    loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=1e-3)
+    for weight in loop.model.parameters():
+        weight.register_hook(lambda gradient: gradient * 1e-12)
+    assert _is_silent(loop)
+
+
+class _Shard(torch.nn.Parameter):
+    pass
+
+
+def test_parts_of_weights_are_left_alone():
+    loop = _Loop()
+    for layer in loop.model:
+        layer.weight = _Shard(layer.weight.detach())
+        layer.weight.__class__ = _Shard
+        layer.bias = None
+    loop.optimizer = _Skipping(loop.model.parameters())
     assert _is_silent(loop)
 
 
