@@ -143,7 +143,7 @@ class OptimizerSteps:
         return seen.get(key)
 
     def _has_direction(self, seen: _Seen, held: Sequence[Tensor], groups: Sequence[dict[str, Any]]) -> bool:
-        """Whether it is known where the step should go: a group that climbs is right about what is no policy."""
+        """Whether it is known where the step should go: a group of something else than a policy may climb."""
         climb = {bool(group.get("maximize")) for group in groups}
         if climb == {False}:
             return seen.is_reached or not self._reached
