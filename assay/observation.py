@@ -87,7 +87,7 @@ def _remember(batch: Batch, given: Mapping[str, Any]) -> None:
         steps = _steps()
         for name in ("loss", "new_logprobs"):
             if getattr(given.get(name), "grad_fn", None) is not None:
-                steps.show_graph(given[name])
+                steps.show_graph(given[name], is_policy=name == "new_logprobs")
 
 
 def _took_step(numbers: dict[str, Any], climbs: bool) -> None:

@@ -1,7 +1,9 @@
 """assay.observe in a loop: it tells a finding once, keeps the batch if asked, and leaves everything as it was."""
 
+import gc
 import re
 import subprocess
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -300,3 +302,213 @@ def test_a_layer_of_another_optimizer_is_not_left_out():
     found = loop.run(6)
     assert "OPT02" not in found
     assert others.param_groups
+
+
+def _is_silent(loop, *, steps=6, codes=("LAW07", "OPT02")):
+    return not loop.run(steps).keys() & set(codes)
+
+
+class _And:
+    """An optimizer, and what a script does behind its steps."""
+
+    def __init__(self, optimizer, then):
+        self.optimizer, self.then = optimizer, then
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+    def step(self):
+        self.optimizer.step()
+        self.then()
+
+
+def test_a_dual_variable_may_climb_beside_a_loss_that_is_minimised():
+    loop, weight = _Loop(), torch.nn.Parameter(torch.tensor(0.1))
+    dual = torch.optim.Adam([weight], lr=1e-2, maximize=True)
+
+    def then():
+        dual.zero_grad()
+        (weight * 0.3).backward()
+        dual.step()
+
+    loop.optimizer = _And(loop.optimizer, then)
+    assert _is_silent(loop)
+
+
+def test_two_policies_that_take_turns_in_one_optimizer_are_not_held_against_each_other():
+    loops = [_Loop(seed) for seed in (0, 1)]
+    both = [*loops[0].model.parameters(), *loops[1].model.parameters()]
+    loops[0].optimizer = loops[1].optimizer = torch.optim.SGD(both, lr=0.1)
+    for turn in range(6):
+        assert _is_silent(loops[turn % 2], steps=1)
+
+
+def test_weights_that_two_optimizers_move_are_moved_by_nothing_else():
+    loop = _Loop()
+    other = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+
+    def then():
+        other.zero_grad()
+        loop.model(torch.arange(5)).square().mean().backward()
+        other.step()
+
+    loop.optimizer = _And(torch.optim.SGD(loop.model.parameters(), lr=0.1), then)
+    assert _is_silent(loop)
+
+
+def test_weights_that_something_else_moves_are_possibly_moved_by_mistake():
+    loop = _Loop()
+    first = [weight.detach().clone() for weight in loop.model.parameters()]
+
+    def then():
+        with torch.no_grad():
+            for weight, start in zip(loop.model.parameters(), first, strict=True):
+                weight.copy_(start)
+
+    loop.optimizer = _And(loop.optimizer, then)
+    law = loop.run(3)["LAW07"]
+    assert "something beside the optimizer moved the weights" in law.verdict.message
+    assert law.confidence is Confidence.POSSIBLE
+
+
+def test_a_group_with_a_rate_of_zero_rests_and_no_norm_is_shown_that_nobody_measured():
+    loop = _Loop()
+    groups = [{"params": loop.model[:1].parameters(), "lr": 0.0}, {"params": loop.model[1:].parameters(), "lr": 1e-3}]
+    loop.optimizer = torch.optim.Adam(groups)
+    assert _is_silent(loop)
+    loop = _Loop()
+    loop.model[2] = torch.nn.Linear(16, 5)
+    facts = loop.run(6)["OPT02"].verdict.facts
+    assert "gradient norm" not in [fact.what for fact in facts]
+
+
+def test_a_step_below_the_precision_of_the_weights_is_no_mistake():
+    loop = _Loop()
+    loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=1e-3)
+    for weight in loop.model.parameters():
+        weight.register_hook(lambda gradient: gradient * 1e-12)
+    assert _is_silent(loop)
+
+
+class _Shard(torch.nn.Parameter):
+    pass
+
+
+def test_parts_of_weights_are_left_alone():
+    loop = _Loop()
+    for layer in loop.model:
+        layer.weight = _Shard(layer.weight.detach())
+        layer.weight.__class__ = _Shard
+        layer.bias = None
+    loop.optimizer = _Skipping(loop.model.parameters())
+    assert _is_silent(loop)
+
+
+class _Skipping(torch.optim.Adam):
+    """As a fused optimizer with a scaler: step() is called, and writes nothing."""
+
+    def step(self, closure=None):
+        pass
+
+
+def test_a_step_that_is_left_out_for_its_infinite_gradients_is_no_mistake():
+    loop = _Loop()
+    loop.optimizer = _Skipping(loop.model.parameters())
+    assert not _is_silent(loop)
+    observation._doctor.cache_clear()
+    for weight in loop.model.parameters():
+        weight.register_hook(lambda gradient: gradient * float("inf"))
+    loop.optimizer = _Skipping(loop.model.parameters())
+    assert _is_silent(loop)
+
+
+def test_an_optimizer_of_copies_that_get_the_gradients_holds_the_model():
+    loop = _Loop()
+    copies = [weight.detach().double().requires_grad_() for weight in loop.model.parameters()]
+    optimizer = torch.optim.Adam(copies, lr=1e-3)
+
+    class Copying:
+        def zero_grad(self):
+            loop.model.zero_grad()
+
+        def step(self):
+            pairs = list(zip(copies, loop.model.parameters(), strict=True))
+            for copy, weight in pairs:
+                copy.grad = weight.grad.double()
+            optimizer.step()
+            with torch.no_grad():
+                for copy, weight in pairs:
+                    weight.copy_(copy)
+
+    loop.optimizer = Copying()
+    assert _is_silent(loop, steps=8)
+
+
+def test_decay_beside_gradients_that_are_almost_zero_is_not_a_direction():
+    for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam):
+        loop = _Loop()
+        loop.optimizer = kind(loop.model.parameters(), lr=1e-2, weight_decay=1e-2)
+        for weight in loop.model.parameters():
+            weight.register_hook(lambda gradient: gradient * 1e-9)
+        assert _is_silent(loop, steps=3)
+
+
+def test_an_optimizer_that_climbs_is_proven_beside_decay_too():
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        observation._doctor.cache_clear()
+        loop = _Loop()
+        loop.optimizer = kind(loop.model.parameters(), lr=1e-2, weight_decay=1e-3, maximize=True)
+        assert loop.run(2)["LAW07"].confidence is Confidence.PROVEN
+
+
+class _OwnMomentum(torch.optim.Optimizer):
+    def __init__(self, weights):
+        super().__init__(weights, {"lr": 1.0})
+        self.kept = [torch.zeros_like(weight) for weight in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self):
+        for kept, weight in zip(self.kept, self.param_groups[0]["params"], strict=True):
+            kept.mul_(0.98).add_(weight.grad, alpha=0.02)
+            weight.sub_(kept)
+
+
+def test_momentum_that_an_optimizer_keeps_for_itself_is_known_after_its_first_step():
+    loop = _Loop()
+    loop.optimizer = _OwnMomentum(loop.model.parameters())
+    assert _is_silent(loop, steps=33)
+
+
+def test_an_optimizer_of_something_else_may_step_without_gradients():
+    loop = _Loop()
+    critic = torch.optim.Adam(torch.nn.Linear(3, 1).parameters())
+    loop.optimizer = _And(loop.optimizer, critic.step)
+    assert _is_silent(loop)
+
+
+def test_no_weight_is_kept_alive_after_its_optimizer():
+    loop = _Loop()
+    loop.run(2)
+    weight, before = weakref.ref(loop.model[0].weight), len(observation._steps()._seen)
+    del loop
+    gc.collect()
+    assert weight() is None
+    assert len(observation._steps()._seen) < before
+
+
+def test_a_step_that_raises_does_not_end_the_looking():
+    class Failing(torch.optim.Adam):
+        fails = True
+
+        def step(self, closure=None):
+            if self.fails:
+                raise MemoryError
+            return super().step(closure)
+
+    loop = _Loop()
+    loop.optimizer = Failing(loop.model.parameters(), maximize=True)
+    with pytest.raises(MemoryError):
+        loop.run(1)
+    loop.optimizer.fails = False
+    loop.model[2] = torch.nn.Linear(16, 5)
+    assert "OPT02" in loop.run(6)

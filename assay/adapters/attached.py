@@ -297,8 +297,9 @@ class Attached(ABC):
     def before_step(self, weights: Sequence[Tensor], optimizer: Any = None) -> None:
         if self._look is not None:
             look, last = self._look, self._last_weights
-            fresh = optimizer is not None and not remembers(optimizer)
-            look.weights = measured = Weights(weights, most=MOST_NUMBERS, by_gradient=True, fresh=fresh)
+            fresh = optimizer is not None and self.steps_done() == 0 and not remembers(optimizer)
+            groups = getattr(optimizer, "param_groups", ())
+            look.weights = measured = Weights(weights, most=MOST_NUMBERS, by_gradient=True, fresh=fresh, groups=groups)
             if last is not None and last[0] == self.steps_done():
                 between = measured.changed_since(last[1])
                 look.numbers |= {} if between is None else {"moved_between": between}

@@ -44,7 +44,8 @@ def directions(
 
 
 def remembers(optimizer: Any) -> bool:
-    """Whether the optimizer keeps something of earlier gradients."""
+    """Whether the optimizer keeps something of earlier gradients where others do; it may keep it elsewhere, so that
+    only its first step is known to follow none."""
     states = getattr(optimizer, "state", {}).values()
     values = (value for state in states for value in state.values() if isinstance(value, Tensor))
     return any(value.numel() > 1 and bool(value.any()) for value in values)

@@ -120,7 +120,7 @@ NUMBERS: dict[str, str] = {
     "numbers_changed_share": "Share of the trainable numbers that the update changed.",
     "mean_move": "Root of the mean square of the change of a trainable number.",
     "relative_update": "Length of the change of the weights over the length of the weights.",
-    "smallest_step": "Smallest change that a number can show, in the tensors that have a gradient and did not change.",
+    "smallest_step": "Smallest rate that would change a number, of tensors that have a gradient and did not change.",
     "weight_bits": "Bits of a trainable number; the fewest where tensors differ.",
     "loss_again": "The loss computed again from the same tensors.",
     "loss_padded": "The loss with columns of padding added.",

@@ -92,8 +92,7 @@ def check_batch(batch: Batch) -> Verdict:
         return verdict
     descent, pull = batch.numbers.get("descent"), _pull(batch)
     far = _of_weights_that_jump(batch, norm)
-    if descent is None and pull is None and far is None:
-        raise Missing("descent", "plain_logprobs_after")
+    between = batch.numbers.get("moved_between")
     facts = []
     if descent is not None:
         facts.append(Fact("cosine of the step with the downhill direction", float(descent), 0.0, batch.step))
@@ -102,16 +101,19 @@ def check_batch(batch: Batch) -> Verdict:
     uphill = (descent is not None and descent < (0 if is_first else UPHILL)) or (
         pull is not None and pull > UPHILL_TOKENS
     )
-    if not uphill and (between := batch.numbers.get("moved_between")) is not None and between > MOVED_BETWEEN:
+    if not uphill and between is not None and between > MOVED_BETWEEN:
         return finding(
             f"something beside the optimizer moved the weights since the last update, by {between:.2g} times that "
             "update",
             Fact("move of the weights between two updates, as a share of the last", between, MOVED_BETWEEN, batch.step),
             fix="Look for what writes to the weights between optimizer steps: a moving average that is copied back, a "
             "checkpoint that is loaded, weights that are tied again.",
-            confidence=Confidence.PROVEN,
+            # a loop of one's own may mean it: weights that are clipped, or held at a norm
+            confidence=Confidence.POSSIBLE if descent is None else Confidence.LIKELY,
         )
     if not uphill:
+        if far is None and not facts:
+            raise Missing("descent", "plain_logprobs_after")
         return far or healthy("the step goes downhill", *facts)
     if descent is None or descent >= 0:  # a bonus that the token gradients do not show may have asked for it
         return finding(

@@ -78,7 +78,7 @@ ALL = 0.999  # of the tensors, as the median of a run's second half
 
 
 def check_batch(batch: Batch) -> Verdict:
-    norm = float(batch.numbers.get("gradient_norm", 1.0))
+    norm = batch.numbers.get("gradient_norm")
     if (steps := batch.numbers.get("steps_without_gradient", 0)) >= FEWEST:
         return finding(
             f"the optimizer made {steps} steps in a row, and no backward pass had left a gradient in any tensor that "
@@ -89,7 +89,7 @@ def check_batch(batch: Batch) -> Verdict:
             fix=CONNECT,
         )
     if norm == 0 and "tensors" not in batch.numbers:
-        return _without_any_gradient(batch, (Fact("gradient norm", norm, step=batch.step),))
+        return _without_any_gradient(batch, (Fact("gradient norm", 0.0, step=batch.step),))
     if batch.settings.get("learning_rate", 1.0) == 0 and not batch.numbers.get("tensors_changed"):
         return _without_rate(batch)
     tensors, changed = int(batch.number("tensors")), int(batch.number("tensors_changed"))
@@ -100,9 +100,9 @@ def check_batch(batch: Batch) -> Verdict:
         Fact("trainable tensors", tensors, step=batch.step),
         Fact("tensors changed", changed, tensors),
         Fact("tensors without gradient", without, 0),
-        Fact("gradient norm", norm),
+        *([] if norm is None else [Fact("gradient norm", float(norm))]),
     )
-    if not np.isfinite(norm):
+    if norm is not None and not np.isfinite(norm):
         return not_applicable("the gradient is not finite, and such an update is not applied")
     if without == tensors or norm == 0:
         if changed == tensors:
@@ -279,7 +279,7 @@ def _behind_backward(moves: Sequence[GradientEvent]) -> Sequence[GradientEvent]:
 
 
 def is_below_precision(batch: Batch) -> bool:
-    """Whether rounding alone may keep the tensors where they are: Adam moves a number by about the rate, or less."""
+    """Whether rounding alone may keep the tensors where they are."""
     smallest, rate = batch.numbers.get("smallest_step"), batch.settings.get("learning_rate")
     return smallest is not None and rate is not None and rate < MARGIN * smallest
 

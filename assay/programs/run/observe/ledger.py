@@ -7,7 +7,7 @@ written to `run.gradients`; what it means is for the illnesses to say.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +53,7 @@ class GradientLedger:
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
         self._reached: dict[int, _Reached] = {}
-        self._held_elsewhere: set[int] | None = None  # by optimizers that have not stepped, when somebody asked last
+        self._held_elsewhere: Collection[int] | None = None  # by optimizers that did not step, when last asked
         self._moves: list[GradientEvent] = []
         self._optimizers: dict[int, _Optimizer] = {}
         self._last_steps: list[tuple[int, Place]] = []  # since the last backward: which optimizer, and where
@@ -171,7 +171,7 @@ class GradientLedger:
             and torch.equal(_first_numbers(weight), reached.numbers)
         ]
         if found and self._held_elsewhere is None:
-            self._held_elsewhere = held_by_optimizers()
+            self._held_elsewhere = held_by_optimizers().keys()
         return [weight for weight in found if id(weight) not in (self._held_elsewhere or ())]
 
     def _find_left_out(self, trained: Iterable[nn.Module], place: Place) -> None:

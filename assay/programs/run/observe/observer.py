@@ -406,7 +406,12 @@ class ScriptObserver:
             trainable = [parameter for parameter in held if parameter.requires_grad]
             update.numbers["gradient_norm"] = gradient_norm(trainable)
             self._weights[id(optimizer)] = (
-                Weights(trainable, fresh=not remembers(optimizer), climbs=update.maximize),
+                Weights(
+                    trainable,
+                    fresh=update.number == 0 and not remembers(optimizer),
+                    climbs=update.maximize,
+                    groups=optimizer.param_groups,
+                ),
                 has_new_pair(trainable),
             )
             self.updates.before(update, now=is_now)
