@@ -110,16 +110,15 @@ def drawn_rows(rows: Sequence[Row], draws: Sequence[Row]) -> list[Row]:
     some behind other prompts, rows have changed places; else the ids of an answer were changed, and its draw is the
     one with its prompt that is like it the longest. Where few rows were drawn here, the sampler is another one."""
     free = Counter(draws)
-    same = {number: own for number, row in enumerate(rows) if (own := _take(free, row, operator.eq)) is not None}
+    same = {number for number, row in enumerate(rows) if _take(free, row, operator.eq) is not None}
     others = [number for number in range(len(rows)) if number not in same]
     # those that are just the same come first: a short one may be the beginning of another
     lost = [number for number in others if _take(free, rows[number], _is_draw) is None]
+    own: dict[int, Row | None] = {}
     if Counter(answer for _, answer in rows) == Counter(answer for _, answer in draws):
         own = {number: _take(free, rows[number], lambda row, draw: draw[1] == row[1]) for number in lost}
     elif 2 * len(same) > len(rows) and not _are_closed([rows[number] for number in lost], rows, draws):
         own = {number: _take(free, rows[number], lambda row, draw: draw[0] == row[0]) for number in lost}
-    else:
-        own = {}
     return [own.get(number) or row for number, row in enumerate(rows)]
 
 
