@@ -93,7 +93,7 @@ def test_what_a_run_leaves_behind_can_be_read(models, caplog):
     doctor = attach(trainer)
     trainer.train()
     told = [record.getMessage() for record in caplog.records if record.name == "assay"]
-    assert [text.split()[1] for text in told] == ["LAW03"]  # once, though every look finds it
+    assert [text.split()[1] for text in told] == ["SAMP01"]  # once, though every look finds it
     files = sorted(file.name for file in doctor.directory.glob("examined/*"))
     assert files == [f"step-00000{step}-update-{update}.safetensors" for step in (1, 3) for update in (1, 2)]
     batch = read_batch(doctor.directory / "examined" / files[1])
@@ -106,8 +106,8 @@ def test_what_a_run_leaves_behind_can_be_read(models, caplog):
     assert rows[3]["gradient_norm"] > 0  # TRL logs every second step
     findings = [json.loads(line) for line in (doctor.directory / "findings.jsonl").read_text().splitlines()]
     found = [(row["code"], row["step"], row["follows_from"]) for row in findings]
-    assert sorted(found) == [("LAW03", 1, None), ("SAMP06", 1, "LAW03")]
-    assert "LAW03" in doctor.report("concise")
+    assert sorted(found) == [("LAW03", 1, "SAMP01"), ("SAMP01", 1, None), ("SAMP06", 1, "SAMP01")]
+    assert "SAMP01" in doctor.report("concise")
     assert json.loads(doctor.report("json"))
 
 
