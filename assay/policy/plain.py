@@ -118,9 +118,9 @@ def temperature_behind(model: nn.Module, rows: Iterable[Scored], stated: float) 
         every = max(1, len(scores_N) // TOKENS_SOLVED)
         for number in _heats(logits_NV[::every], chosen_N[::every], float(scores_N[::every].mean())):
             found_N, stated_N = (_chosen(logits_NV / heat, chosen_N) for heat in (number, stated))
-            tell = int(((stated_N - scores_N).abs() > SAME_SCORE).sum())
+            shown = int(((stated_N - scores_N).abs() > SAME_SCORE).sum())
             is_same = bool(((found_N - scores_N).abs() < SAME_SCORE).all())
-            if tell >= FEWEST and is_same and abs(number - stated) > 0.01 * stated:
+            if shown >= FEWEST and is_same and abs(number - stated) > 0.01 * stated:
                 return number
     return None
 

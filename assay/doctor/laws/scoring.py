@@ -85,8 +85,8 @@ def _agree_somewhere(batch: Batch) -> bool:
     inside_BT = _inside(batch) & np.isfinite(new_BT) & np.isfinite(plain_BT)
     off_BT = inside_BT & (np.abs(new_BT - plain_BT) > LARGEST_FLOAT32 / 10)
     same_B = inside_BT.any(axis=1) & ~off_BT.any(axis=1)
-    telling_BT = inside_BT & (plain_BT < CERTAIN) & same_B[:, None]
-    return int(telling_BT.any(axis=1).sum()) >= 2 and int(telling_BT.sum()) >= FEW
+    open_BT = inside_BT & (plain_BT < CERTAIN) & same_B[:, None]
+    return int(open_BT.any(axis=1).sum()) >= 2 and int(open_BT.sum()) >= FEW
 
 
 def _inside(batch: Batch) -> Array:
