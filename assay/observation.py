@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from assay.examine.steps import OptimizerSteps
 
-_ROWS_ASKED = 8  # whose temperature is looked for
 _LONG_PROMPT = 4  # tokens that all completions of a batch do not repeat by chance
 
 
@@ -169,17 +168,22 @@ def _temperature_behind(batch: Batch, model: nn.Module, plain_BT: Array, lengths
     import numpy as np
     import torch
 
-    from assay.policy.plain import SAME_SCORE, temperature_behind
+    from assay.policy.plain import Scored, temperature_behind
 
     new_BT, mask_BT = batch.get("new_logprobs"), batch.arrays["mask"]
-    if new_BT is None or not (np.abs(np.where(mask_BT, new_BT - plain_BT, 0.0)) > SAME_SCORE).any():
+    if new_BT is None:
         return {}
     tokens_BT, prompts_BP, prompt_mask_BP = batch.need("tokens", "prompt_tokens", "prompt_mask")
-    rows = []
-    for row in np.flatnonzero(lengths_B)[:_ROWS_ASKED].tolist():
-        scores_T = torch.tensor(np.where(mask_BT[row], new_BT[row], np.nan)[: lengths_B[row]])
-        prompt, tokens = prompts_BP[row][prompt_mask_BP[row]].tolist(), tokens_BT[row, : lengths_B[row]].tolist()
-        rows.append((prompt, tokens, scores_T))
+    scores_BT = torch.tensor(np.where(mask_BT, new_BT, np.nan))
+    rows = [
+        Scored(
+            prompts_BP[row][prompt_mask_BP[row]].tolist(),
+            tokens_BT[row, :length].tolist(),
+            scores_BT[row, :length],
+            torch.tensor(plain_BT[row, :length]),
+        )
+        for row, length in enumerate(lengths_B)
+    ]
     found = temperature_behind(model, rows, float(batch.setting("temperature")))
     return {} if found is None else {"new_temperature": found}
 

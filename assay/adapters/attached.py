@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +46,7 @@ from assay.examine.inputs import PassInputs
 from assay.examine.part import Part, join, join_inputs, sampled_fields, stack
 from assay.examine.weights import Weights
 from assay.machine import durable
-from assay.policy.plain import SAME_SCORE, plain_logprobs, temperature_behind
+from assay.policy.plain import Plain, Scored, plain_logprobs, temperature_behind
 from assay.record import (
     EVALUATIONS_FILE,
     EVENTS_FILE,
@@ -60,7 +60,6 @@ from assay.record.batch import PLAIN_FIELDS, Array, Batch
 from assay.record.batch_file import write_batch
 from assay.record.directory import json_bytes
 
-ROWS_ASKED = 4  # whose temperature is looked for
 CLOSELY = 5  # first updates that are all looked at
 SHARE = 0.02  # of the run's time that later looks may take
 AT_FIRST = 2  # first updates after which plain log-probs are computed once more: what they did to the policy
@@ -144,7 +143,7 @@ class Look:
             for row in rows
         }
         self.tally = tally.fields()
-        if heat := self._temperature_behind(model, temperature, {row: own.scaled_T for row, own in plain.items()}):
+        if heat := temperature_behind(model, self._scored(plain), temperature):
             self.numbers["new_temperature"] = heat
         for number, name in enumerate(PLAIN_FIELDS):
             self.logprobs[name] = {row: own[number] for row, own in plain.items()}
@@ -161,19 +160,15 @@ class Look:
                 )
                 self.numbers |= {} if drift is None else {"reference_drift": drift}
 
-    def _temperature_behind(self, model: nn.Module, temperature: float, plain: Mapping[int, Tensor]) -> float | None:
-        """Of the log-probs in the loss, where those of the sampling temperature are others."""
-        asked: list[tuple[int, Sequence[int], Sequence[int], Tensor]] = []
+    def _scored(self, plain: Mapping[int, Plain]) -> Iterator[Scored]:
+        """With the log-probs in the loss."""
         for part in self.parts:
             for number, row in enumerate(part.rows):
                 tokens = self.rollouts.sampled[row]
-                if row in plain and len(tokens) <= part.tensors["tokens"].shape[1] and len(asked) < ROWS_ASKED:
+                if row in plain and len(tokens) <= part.tensors["tokens"].shape[1]:
                     new_T, mask_T = (part.tensors[name][number, : len(tokens)] for name in ("new_logprobs", "mask"))
                     scores_T = new_T.detach().cpu().float().masked_fill(~mask_T.cpu().bool(), torch.nan)
-                    asked.append((row, self.rollouts.prompts[row], tokens, scores_T))
-        if all(bool((plain[row] - scores_T).abs().nan_to_num().max() <= SAME_SCORE) for row, *_, scores_T in asked):
-            return None
-        return temperature_behind(model, [part[1:] for part in asked], temperature)
+                    yield Scored(self.rollouts.prompts[row], tokens, scores_T, plain[row].scaled_T)
 
     def add_plain_logprobs_after(self, model: nn.Module, temperature: float) -> None:
         """Of the same rows, when the optimizer has moved the weights."""

@@ -192,19 +192,22 @@ class AttachedToTRL(Attached):
         if not self.trainer.model.training or not self.is_on():
             return original(*args, **others)
         self._coming = coming = TRLGeneration(version=self.steps_done())
+        draws = self.attempt(lambda: self._noting_draws(coming), None)
         try:
-            with noting_draws(self.trainer.accelerator.unwrap_model(self.trainer.model), self._noting_draws(coming)):
-                output = original(*args, **others)
+            output = original(*args, **others)
             self.attempt(lambda: self._keep_generation(output), None)
         finally:
+            if draws is not None:
+                self.attempt(draws.close, None)
             self._coming = None
         return output
 
-    def _noting_draws(self, coming: TRLGeneration) -> Callable[[Any, Any, Any], None]:
+    def _noting_draws(self, coming: TRLGeneration) -> NotingDraws | None:
         def note(ids: Any, mask: Any, answer: Any) -> None:
             self.attempt(lambda: coming.add_draws(ids, mask, answer, self.trainer.eos_token_ids), None)
 
-        return note
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        return NotingDraws(model, note) if callable(getattr(model, "generate", None)) else None
 
     def _keep_generation(self, output: dict[str, Any]) -> None:
         coming = self._coming
@@ -367,26 +370,35 @@ def _inputs_of_trl() -> dict[str, Any] | None:
     return dict(inputs) if isinstance(inputs, dict) else None
 
 
-@contextmanager
-def noting_draws(model: Any, note: Callable[[Any, Any, Any], None]) -> Iterator[None]:
-    """Calls of model.generate(): `note` gets the ids that it was given, their mask, and its answer."""
-    original, was_own = model.generate, "generate" in vars(model)
+class NotingDraws:
+    """Calls of model.generate() that sample: `note` gets the ids that it was given, their mask, and its answer."""
 
-    @functools.wraps(original)
-    def generate(*args: Any, **others: Any) -> Any:
-        answer = original(*args, **others)
-        ids = args[0] if args else others.get("input_ids", others.get("inputs"))
-        note(ids, others.get("attention_mask"), answer)
-        return answer
+    def __init__(self, model: Any, note: Callable[[Any, Any, Any], None]) -> None:
+        self._model, self._was_own = model, "generate" in vars(model)
+        self._original = original = model.generate
 
-    model.generate = generate
-    try:
-        yield
-    finally:
-        if was_own:
-            model.generate = original
+        @functools.wraps(original)
+        def generate(*args: Any, **others: Any) -> Any:
+            answer = original(*args, **others)
+            if _samples(model, others):
+                ids = args[0] if args else others.get("input_ids", others.get("inputs"))
+                note(ids, others.get("attention_mask"), answer)
+            return answer
+
+        self._ours = model.generate = generate
+
+    def close(self) -> None:
+        if vars(self._model).get("generate") is not self._ours:
+            return  # somebody has put another one in its place
+        if self._was_own:
+            self._model.generate = self._original
         else:
-            del model.generate
+            del self._model.generate
+
+
+def _samples(model: Any, given: Mapping[str, Any]) -> bool:
+    config = given.get("generation_config") or getattr(model, "generation_config", None)
+    return bool(given.get("do_sample", getattr(config, "do_sample", True)))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Shape legend: B completions, T completion tokens, F reward functions.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -105,21 +106,30 @@ class TRLGeneration(Rollouts):
 def drawn_rows(rows: Sequence[Row], draws: Sequence[Row]) -> list[Row]:
     """Of each (prompt, completion) of the trainer the draw that it is, or is made of; the row itself if none is known.
 
-    An answer that is cut off behind a stop is its draw. Where the answers of all other rows were drawn behind other
-    prompts, rows have changed places; else the ids of an answer were changed, and its draw is one with its prompt."""
+    An answer that is cut off behind a stop is its draw. Where the answers of all rows are just those that were drawn,
+    some behind other prompts, rows have changed places; else the ids of an answer were changed, and its draw is the
+    one with its prompt that is like it the longest. Where few rows were drawn here, the sampler is another one."""
     free = Counter(draws)
-    ways: list[Callable[[Row, Row], bool]] = [lambda row, draw: row == draw, _is_draw]
-    found: dict[int, Row] = {}
-    for fits in ways:  # those that are just the same first: a short one may be the beginning of another
-        for number, row in enumerate(rows):
-            if number not in found and (own := _take(free, row, fits)) is not None:
-                found[number] = row if fits is _is_draw else own
-    lost = [number for number in range(len(rows)) if number not in found]
-    moved = {number: _take(free, rows[number], lambda row, draw: draw[1] == row[1]) for number in lost}
-    if None in moved.values():
-        free += Counter(draw for draw in moved.values() if draw is not None)
-        moved = {number: _take(free, rows[number], lambda row, draw: draw[0] == row[0]) for number in lost}
-    return [found.get(number) or moved[number] or row for number, row in enumerate(rows)]
+    same = {number for number, row in enumerate(rows) if _take(free, row, operator.eq) is not None}
+    others = [number for number in range(len(rows)) if number not in same]
+    # those that are just the same come first: a short one may be the beginning of another
+    lost = [number for number in others if _take(free, rows[number], _is_draw) is None]
+    own: dict[int, Row | None] = {}
+    if Counter(answer for _, answer in rows) == Counter(answer for _, answer in draws):
+        own = {number: _take(free, rows[number], lambda row, draw: draw[1] == row[1]) for number in lost}
+    elif 2 * len(same) > len(rows) and not _are_closed([rows[number] for number in lost], rows, draws):
+        own = {number: _take(free, rows[number], lambda row, draw: draw[0] == row[0]) for number in lost}
+    return [own.get(number) or row for number, row in enumerate(rows)]
+
+
+def _are_closed(lost: Sequence[Row], rows: Sequence[Row], draws: Sequence[Row]) -> bool:
+    """Whether these answers are draws that were cut off behind one stop, which no row goes beyond, and then closed."""
+    stops = {answer[-2:-1] for _, answer in lost}
+    return (
+        len(stops) == 1
+        and all(stop not in answer[:-2] for _, answer in rows for stop in next(iter(stops)))
+        and all(any(_is_draw((prompt, answer[:-1]), draw) for draw in draws) for prompt, answer in lost)
+    )
 
 
 def _is_draw(row: Row, draw: Row) -> bool:
@@ -128,9 +138,16 @@ def _is_draw(row: Row, draw: Row) -> bool:
     return draw[0][: len(row[0])] == row[0] and whole == given[: len(whole)]
 
 
+def _shared(one: Ids, other: Ids) -> int:
+    """First ids that are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
 def _take(free: Counter[Row], row: Row, fits: Callable[[Row, Row], bool]) -> Row | None:
-    """A draw that nobody has taken."""
-    draw = next((draw for draw, count in free.items() if count > 0 and fits(row, draw)), None)
+    """Of the draws that nobody has taken the one that is like the row the longest."""
+    fitting = [draw for draw, count in free.items() if count > 0 and fits(row, draw)]
+    draw = max(fitting, key=lambda draw: _shared(row[1], draw[1]), default=None)
     if draw is not None:
         free[draw] -= 1
     return draw

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +20,13 @@ from assay.calibration import ID_CLASSES, KEPT, LOWEST, MANY, Distributions, Tal
 
 AT_A_TIME = 128  # tokens whose logits are copied to float32 together
 ROWS = 16  # of one length, in one pass
-HEATS = 20  # temperatures per 1 that are tried first
+COLDEST, HOTTEST = 0.1, 5.0  # temperatures that are looked for
+ROWS_ASKED, TOKENS_ASKED = 8, 64  # for the temperature behind them
+TOKENS_SOLVED = 16  # of which it is computed; the others show whether it is right
+STEPS = 20  # Newton's, at most
 FEWEST = 8  # log-probs that one temperature does not give by chance
 SAME_SCORE = 1e-3  # between two ways to compute a log-prob in float32
+COARSE = 0.1  # of the mean difference between two ways to compute log-probs in 16 bits
 
 Support = Sequence[Sequence[int]]  # of each completion token, those it was sampled among
 
@@ -34,6 +38,15 @@ class Plain(NamedTuple):
     raw_T: Tensor  # at temperature 1, among all tokens
     entropy_T: Tensor  # of the distributions of scaled_T
     variance_T: Tensor  # of the log-prob of a draw from them
+
+
+class Scored(NamedTuple):
+    """A completion with its log-probs as somebody has computed them, and the plain ones; both on the CPU."""
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    scores_T: Tensor  # NaN where they are not known
+    plain_T: Tensor
 
 
 EMPTY = Plain(*(torch.zeros(0) for _ in Plain._fields))
@@ -90,34 +103,61 @@ def plain_logprobs_of_rows(
     return [found[number] for number in range(len(rows))]
 
 
-def temperature_behind(
-    model: nn.Module, rows: Sequence[tuple[Sequence[int], Sequence[int], Tensor]], stated: float
-) -> float | None:
-    """The one temperature at which the model's log-probs of these completions are the given ones; rows are (prompt,
-    completion, log-probs with NaN where they are not known). None where there is none, or it is the stated one."""
-    kept = []
-    with _eval_mode(model):
-        for prompt_tokens, tokens, scores_T in rows:
-            if tokens and prompt_tokens:
-                (logits_TV,) = plain_logits(model, [[*prompt_tokens, *tokens]], len(tokens))
-                known_T = scores_T.isfinite().cpu()
-                chosen_T = torch.tensor([int(token) for token in tokens])[known_T]
-                kept.append((logits_TV.float().cpu()[known_T], chosen_T, scores_T.cpu().float()[known_T]))
-    if sum(len(chosen_T) for _, chosen_T, _ in kept) < FEWEST:
+def temperature_behind(model: nn.Module, rows: Iterable[Scored], stated: float) -> float | None:
+    """The one temperature at which the model's log-probs of the first rows are the given ones. None where there is
+    none, where it is the stated one, and where the given ones differ by no more than rounding."""
+    asked = [row for row in rows if row.prompt and row.tokens][:ROWS_ASKED]
+    apart_N = torch.cat([torch.zeros(0), *((row.scores_T - row.plain_T).abs() for row in asked)])
+    apart_N = apart_N[apart_N.isfinite()]
+    is_coarse = next(model.parameters()).element_size() < 4
+    if int((apart_N > SAME_SCORE).sum()) < FEWEST or (is_coarse and float(apart_N.mean()) <= COARSE):
         return None
-    logits_NV, chosen_N, scores_N = (torch.cat(parts) for parts in zip(*kept, strict=True))
+    with _eval_mode(model):
+        parts = zip(*(_known_logits(model, row, TOKENS_ASKED // len(asked)) for row in asked), strict=True)
+        logits_NV, chosen_N, scores_N = (torch.cat(part) for part in parts)
+        every = max(1, len(scores_N) // TOKENS_SOLVED)
+        for number in _heats(logits_NV[::every], chosen_N[::every], float(scores_N[::every].mean())):
+            found_N, stated_N = (_chosen(logits_NV / heat, chosen_N) for heat in (number, stated))
+            shown = int(((stated_N - scores_N).abs() > SAME_SCORE).sum())
+            is_same = bool(((found_N - scores_N).abs() < SAME_SCORE).all())
+            if shown >= FEWEST and is_same and abs(number - stated) > 0.01 * stated:
+                return number
+    return None
 
-    def largest(temperature: float) -> float:
-        logprobs_NV = torch.log_softmax(logits_NV / temperature, dim=1)
-        return float((logprobs_NV.gather(1, chosen_N[:, None])[:, 0] - scores_N).abs().max())
 
-    low, high = min((largest(t / HEATS), t / HEATS) for t in range(HEATS // 10, 5 * HEATS))[1] - 1 / HEATS, 0.0
-    low, high = max(low, 0.5 / HEATS), low + 2 / HEATS
-    for _ in range(40):  # the largest difference has one minimum
-        third = (high - low) / 3
-        low, high = (low, high - third) if largest(low + third) < largest(high - third) else (low + third, high)
-    found = (low + high) / 2
-    return found if largest(found) < SAME_SCORE and abs(found - stated) > 0.01 * stated else None
+def _known_logits(model: nn.Module, row: Scored, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the first tokens whose log-probs are given: logits, each less the largest; ids; log-probs."""
+    places = row.scores_T.isfinite().nonzero()[:most, 0]
+    tokens = row.tokens[: int(places[-1]) + 1 if len(places) else 1]
+    (logits_TV,) = plain_logits(model, [[*row.prompt, *tokens]], len(tokens))
+    places = places.to(logits_TV.device)
+    logits_NV = logits_TV[places].float()
+    chosen_N = torch.tensor([int(token) for token in tokens], device=logits_NV.device)[places]
+    scores_N = row.scores_T.float().to(logits_NV.device)[places]
+    return (logits_NV - logits_NV.amax(dim=1, keepdim=True)).clamp(min=LOWEST), chosen_N, scores_N
+
+
+def _chosen(logits_NV: Tensor, chosen_N: Tensor) -> Tensor:
+    return logits_NV.gather(1, chosen_N[:, None])[:, 0] - logits_NV.logsumexp(dim=1)
+
+
+def _heats(logits_NV: Tensor, chosen_N: Tensor, mean: float) -> Iterator[float]:
+    """The temperatures that give the mean log-prob: one or two, for it is concave in 1 / temperature, so that Newton's
+    steps from the coldest and from the hottest each go straight to the next one."""
+    for inverse, side in ((1 / HOTTEST, 1.0), (1 / COLDEST, -1.0)):
+        for _ in range(STEPS):
+            scaled_NV = logits_NV * inverse
+            expected_N = (scaled_NV.softmax(dim=1) * logits_NV).sum(dim=1)
+            slope = float((logits_NV.gather(1, chosen_N[:, None])[:, 0] - expected_N).mean())
+            if slope * side <= 0:
+                break
+            step = (mean - float(_chosen(scaled_NV, chosen_N).mean())) / slope
+            inverse += step
+            if not 1 / HOTTEST <= inverse <= 1 / COLDEST:
+                break
+            if abs(step) < 1e-5 * inverse:
+                yield 1 / inverse
+                break
 
 
 def plain_logits(model: nn.Module, rows: Sequence[Sequence[int]], last: int) -> Tensor:

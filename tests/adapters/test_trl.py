@@ -87,6 +87,38 @@ def test_a_sound_run_has_no_finding(models, name):
     assert not doctor.diagnosis.of(State.CRASHED)
 
 
+class OwnSampler(GRPOTrainer):
+    """Draws token by token, and looks at the greedy answers beside it."""
+
+    asks_for_greedy = True
+
+    def _generate_single_turn(self, prompt_ids, *args, **others):
+        model, rows = self.accelerator.unwrap_model(self.model), []
+        model.eval()
+        with torch.no_grad():
+            for prompt in prompt_ids:
+                ids = list(prompt)
+                while len(ids) < len(prompt) + 10 and ids[-1] not in self.eos_token_ids:
+                    logits_V = model(input_ids=torch.tensor([ids])).logits[0, -1]
+                    ids.append(int(torch.multinomial(torch.softmax(logits_V / self.temperature, dim=-1), 1)))
+                rows.append(ids[len(prompt) :])
+                if self.asks_for_greedy:
+                    model.generate(input_ids=torch.tensor([prompt]), do_sample=False, max_new_tokens=10)
+        model.train()
+        return rows, None
+
+
+@pytest.mark.parametrize("has_generate", [True, False])
+def test_a_sampler_of_the_trainers_own_is_not_confused_with_what_generate_returns(models, has_generate):
+    trainer = models.trainer(kind=OwnSampler)
+    if not has_generate:
+        trainer.asks_for_greedy, trainer.model.generate = False, None
+    said = []
+    doctor = attach(trainer, report=said.append)
+    trainer.train()
+    assert (doctor.findings, said) == ([], [])
+
+
 def test_what_a_run_leaves_behind_can_be_read(models, caplog):
     caplog.set_level(logging.WARNING, logger="assay")
     trainer = models.trainer(generation_kwargs={"temperature": 0.4}, num_iterations=2, max_steps=4, logging_steps=2)

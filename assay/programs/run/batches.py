@@ -36,6 +36,7 @@ from assay.programs.run.rows import placed_numbers
 from assay.programs.run.sight import is_mask, numbers_of, shape_of
 from assay.programs.run.watched import Backward, WatchedRun, WatchedUpdate, spot_of
 from assay.record.batch import PLAIN_FIELDS, Array, Batch, BatchError
+from assay.record.metrics import LARGEST_FLOAT32
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +48,6 @@ MOST_BATCHES = 3  # updates for which the model is asked again
 Ask = Callable[..., "list[Plain] | None"]  # model, rows, temperature, and the position of the first token: see updates
 FEW_END = 0.1  # of the rows of a step
 MOST_ASKED = 32  # rows that are asked for their end
-SAME_SCORE = 1e-3  # of log-probs of the same pass, in float32
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _REPEATED = frozenset((*_INPUTS, "labels", "cache_position", "1"))  # arguments of a pass that can be repeated
 
@@ -465,13 +465,13 @@ def _counted_positions(
     first, (texts, offsets) = found[row].start, columns
     if first == 0 or mask_BS[row, :first].any() or not inside_T.any():
         return {}
-    if np.abs(plain_BT[row] - new_BT[row])[inside_T].max() <= SAME_SCORE:
+    if np.abs(plain_BT[row] - new_BT[row])[inside_T].max() <= LARGEST_FLOAT32:
         return {}
     answers = ask(model, [texts[row]], temperature, first)
     if answers is None:
         return {}
     counted_T = _in_columns([answers[0].scaled_T], [offsets[row]], len(inside_T))[0]
-    if not np.abs(counted_T - new_BT[row])[inside_T].max() <= SAME_SCORE:
+    if not np.abs(counted_T - new_BT[row])[inside_T].max() <= LARGEST_FLOAT32:
         return {}
     return {"position_ids": np.broadcast_to(np.arange(mask_BS.shape[1]), mask_BS.shape).copy()}
 

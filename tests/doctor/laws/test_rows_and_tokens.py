@@ -58,6 +58,26 @@ def test_what_16_bits_leave_is_not_a_finding():
     assert scoring.check_batch(near).state is State.HEALTHY
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", None])
+def test_rows_that_agree_by_chance_to_the_last_bit_do_not_make_16_bits_exact(dtype):
+    batch = healthy_batch()
+    noise_BT = np.random.default_rng(0).normal(0, 0.03, batch.arrays["mask"].shape)
+    noise_BT[:4] = 0.0
+    near = edit_batch(batch, dtype=dtype, new_logprobs=batch.arrays["new_logprobs"] + noise_BT, old_logprobs=None)
+    assert scoring.check_batch(near).state is State.HEALTHY
+
+
+def test_answers_that_are_certain_do_not_show_that_weights_are_the_same():
+    batch = healthy_batch()
+    new_BT, plain_BT = batch.arrays["new_logprobs"] - 0.3, batch.arrays["plain_logprobs"].copy()
+    new_BT[:3], plain_BT[:3] = -2e-6, -1e-6
+    later = edit_batch(
+        batch, update=1, new_logprobs=new_BT, plain_logprobs=plain_BT, old_logprobs=None, ref_logprobs=None
+    )
+    with pytest.raises(Missing):
+        scoring.check_batch(later)
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_the_last_token_of_one_row_that_is_masked_is_found(row):
     batch = healthy_batch()
