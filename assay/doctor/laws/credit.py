@@ -219,8 +219,8 @@ def _off_level(what: str, lines: Sequence[Line], step: int | None, sure: Confide
 def _of_old_baselines(batches: Sequence[Batch]) -> Verdict | None:
     """A finding where rewards are centred by their own mean in some steps, and in others by one that was made of other
     rewards before: it was kept. A running mean is of neither kind."""
-    known = [batch for batch in batches if np.isfinite(batch.numbers.get("baseline_age", np.nan))]
-    ages = [(int(batch.numbers["baseline_age"]), batch) for batch in known]
+    numbers = [(batch.numbers.get("baseline_age", np.nan), batch) for batch in batches]
+    ages = [(int(age), batch) for age, batch in numbers if np.isfinite(age)]
     old = [(age, batch) for age, batch in ages if age > 0]
     if len(old) < FEWEST_OLD or len(ages) - len(old) < FEWEST_OLD:
         return None
