@@ -60,3 +60,17 @@ def test_the_batches_of_a_small_policy_hold_what_the_laws_need(serve, tmp_path):
 )
 def test_what_is_not_known_of_the_rows_is_said(serve, tmp_path, name, lacking):
     assert any(lacking in note for note in report_on(serve, tmp_path, *SOUND[name])["notes"])
+
+
+@pytest.mark.parametrize("name", ["neg_cost", "cost_saved", "inverse_costs"])
+def test_a_reward_whose_name_speaks_of_a_cost_is_not_called_one(serve, tmp_path, name):
+    edits = [
+        ("table = rewards", f"{name} = rewards"),
+        (
+            "((table - table.mean(1, keepdim=True)) / (table.std(",
+            f"(({name} - {name}.mean(1, keepdim=True)) / ({name}.std(",
+        ),
+        ("torch.min(ratio * advantages, clipped * advantages).mean()", "(advantages * new).mean()"),
+    ]
+    report = report_on(serve, tmp_path, "bandit_groups.py", edits)
+    assert "LOSS01" not in [finding["code"] for finding in report["findings"]]

@@ -44,6 +44,7 @@ from assay.doctor.recompute.advantages import (
 )
 from assay.doctor.recompute.consistent import consistent
 from assay.doctor.recompute.credit_space import (
+    ARGUABLE,
     FEWEST_LEVELS,
     MISTAKEN,
     SOUND,
@@ -174,13 +175,16 @@ def _of_levels(batches: Sequence[Batch]) -> Verdict | None:
         return None
     if not fits and not stated:
         return None  # a critic, a greedy answer, a running mean
-    if fits and not stated and (not differ or not all(name in MISTAKEN for name in fits)):
+    is_odd, is_wrong = (all(name in kind for name in fits) for kind in (ARGUABLE | MISTAKEN, MISTAKEN))
+    if fits and not stated and not (differ and is_odd):
         return None
     words = " or ".join(sorted(fits, key=lambda name: name not in MISTAKEN)[:4]) if fits else _unknown_level(found)
     sure = Confidence.PROVEN if fits and stated else Confidence.LIKELY
+    if not stated and not is_wrong:
+        sure = Confidence.POSSIBLE
     # settings of TRL say what TRL does: a trainer of one's own may choose another baseline on purpose
-    if batches[-1].settings.get("trainer") == "trl" and not all(name in MISTAKEN for name in fits):
-        sure = Confidence.LIKELY if any(name in MISTAKEN for name in fits) else Confidence.POSSIBLE
+    if batches[-1].settings.get("trainer") == "trl" and not is_wrong:
+        sure = Confidence.LIKELY if any(name in ARGUABLE | MISTAKEN for name in fits) else Confidence.POSSIBLE
     return _off_level(
         f"the baseline of {len(lines)} groups is not their mean: it is {words}", lines, batches[-1].step, sure
     )

@@ -43,7 +43,6 @@ from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding,
 SMALLEST_BOUND = 1.5  # of a ratio: nobody has a delta or a dual clip below
 TINY_PULL = 1e-6  # of a token with an advantage of 1
 FEWEST_DEAD = 3  # tokens without a gradient that are more than an accident
-FAR = 1.25  # of a ratio: clips stop before it, if they stop at all
 EDGE = 1e-3  # of the ratio: a token this near to a bound may be on either side of it
 OFF_SHARE = {"float32": 1e-2, "bfloat16": 0.1, "float16": 3e-2}  # of a token's own gradient
 FLOOR = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 3e-3}  # of the largest gradient: rounding of the KL's part
@@ -118,7 +117,6 @@ def _without_objective(batch: Batch) -> Verdict:
     if held_BT.sum() >= FEWEST_DEAD and not stopped_BT.any():
         if not _is_parted(found, advantages_BT):
             return not_applicable("tokens without a gradient are on no one side of a bound")
-        runaways = found.alive_BT & (np.where(advantages_BT > 0, ratio_BT, 1 / ratio_BT) > FAR)
         row, token = (int(places[0]) for places in np.nonzero(held_BT))
         return finding(
             "the clip stops the wrong side: no gradient reaches tokens whose ratio has moved against their advantage, "
@@ -126,7 +124,7 @@ def _without_objective(batch: Batch) -> Verdict:
             Fact("ratio of a token that gets no gradient", float(ratio_BT[row, token]), None, batch.step, row, token),
             Fact("its advantage", float(advantages_BT[row, token])),
             *facts,
-            confidence=Confidence.PROVEN if runaways.any() else Confidence.LIKELY,
+            confidence=Confidence.LIKELY if _is_by_sign(found, held_BT, advantages_BT) else Confidence.POSSIBLE,
         )
     if held_BT.sum() >= FEWEST_DEAD:
         return finding(
@@ -134,11 +132,13 @@ def _without_objective(batch: Batch) -> Verdict:
             *facts,
             confidence=Confidence.POSSIBLE,
         )
+    if (still_BT | held_BT).any():
+        few = f"{int((still_BT | held_BT).sum())} of {int(found.judged_BT.sum())}"
+        return not_applicable(f"{few} loss tokens have no gradient, though no clip stops them: too few to say why")
+    count = f"{int((found.alive_BT | found.dead_BT).sum())} of {int(found.judged_BT.sum())}"
     if not batch.numbers.get("update") and not found.dead_BT.any():
-        return healthy(
-            f"the gradient of all {int(found.judged_BT.sum())} loss tokens is that of their advantage", *facts
-        )
-    return healthy(f"the gradient of all {int(found.judged_BT.sum())} loss tokens is whole, or rightly clipped", *facts)
+        return healthy(f"the gradient of {count} loss tokens is that of their advantage", *facts)
+    return healthy(f"the gradient of {count} loss tokens is whole, or rightly clipped", *facts)
 
 
 def _is_parted(found: Shares, advantages_BT: Array) -> bool:
@@ -147,6 +147,20 @@ def _is_parted(found: Shares, advantages_BT: Array) -> bool:
         along_BT = sign * np.log(found.ratio_BT)
         dead_N, alive_N = (along_BT[side & (sign * advantages_BT > 0)] for side in (found.dead_BT, found.alive_BT))
         if len(dead_N) and len(alive_N) and dead_N.max() > alive_N.min() + EDGE:
+            return False
+    return True
+
+
+def _is_by_sign(found: Shares, held_BT: Array, advantages_BT: Array) -> bool:
+    """Whether tokens of both signs are held back, and for each sign some of the other sign are alive at such ratios: a
+    mask of old tokens keeps a range of ratios, whatever the sign."""
+    for sign in (1, -1):
+        along_BT = sign * np.log(found.ratio_BT)
+        held_N, alive_N = (
+            along_BT[held_BT & (sign * advantages_BT > 0)],
+            along_BT[found.alive_BT & (sign * advantages_BT < 0)],
+        )
+        if not len(held_N) or not len(alive_N) or alive_N.min() > held_N.max():
             return False
     return True
 

@@ -137,14 +137,16 @@ def _with_lengths(batch: Batch) -> Batch:
 
     Raises Missing where they do not: an answer of several turns goes on behind an EOS."""
     tokens_BT, mask_BT = batch.get("tokens"), batch.get("mask")
-    eos_ids, width_limit, finished_B = (
-        batch.settings.get("eos_ids"),
-        batch.settings.get("max_tokens"),
-        batch.get("finished"),
-    )
-    if tokens_BT is None or mask_BT is None or not eos_ids or tokens_BT.shape != mask_BT.shape or not tokens_BT.size:
+    eos_ids, width_limit = np.atleast_1d(batch.settings.get("eos_ids", ())), batch.settings.get("max_tokens")
+    finished_B = batch.get("finished")
+    if (
+        tokens_BT is None
+        or mask_BT is None
+        or tokens_BT.shape != mask_BT.shape
+        or not (tokens_BT.size and eos_ids.size)
+    ):
         raise Missing("lengths")
-    ends_BT = np.isin(tokens_BT, list(eos_ids))
+    ends_BT = np.isin(tokens_BT, eos_ids)
     has_end_B, width = ends_BT.any(axis=1), tokens_BT.shape[1]
     lengths_B = np.where(has_end_B, np.argmax(ends_BT, axis=1) + 1, width)
     is_at_limit = width_limit == width if finished_B is None else np.array_equal(finished_B, has_end_B)

@@ -126,7 +126,7 @@ def groups_of(batch: Batch) -> list[Array]:
 def has_whole_groups(batch: Batch) -> bool:
     """Whether every group is known to be complete: part of a group has another mean than the group."""
     sizes = {len(rows) for rows in groups_of(batch)}
-    return sizes == {batch.settings.get("group_size", max(sizes))}
+    return bool(sizes) and sizes == {batch.settings.get("group_size", max(sizes))}
 
 
 @dataclass(frozen=True)

@@ -85,23 +85,11 @@ DELIBERATE: dict[str, Level] = {  # by some people, where no setting says otherw
     "the reward of the group's last row": lambda own_G, all_PG, at: float(own_G[-1]),
     "0: nothing is subtracted": lambda own_G, all_PG, at: 0.0,
 }
-MISTAKEN: dict[str, Level] = {
-    "the mean over the rows of the group whose reward is not 0": lambda own_G, all_PG, at: _mean(own_G[own_G != 0]),
-    "the sum of all rewards of the group over one less than their number, the own one included": (
-        lambda own_G, all_PG, at: float(own_G.sum() / (len(own_G) - 1))
-    ),
+ARGUABLE: dict[str, Level] = {  # a shrunk mean, or one of other rewards: rare, and without a bias or nearly so
     "the sum of the rewards of the group over one more than their number": (
         lambda own_G, all_PG, at: float(own_G.sum() / (len(own_G) + 1))
     ),
-    "the sum of the rewards of the group": lambda own_G, all_PG, at: float(own_G.sum()),
-    "minus the group mean: it is added": lambda own_G, all_PG, at: -_mean(own_G),
     "half the group mean": lambda own_G, all_PG, at: _mean(own_G) / 2,
-    "twice the group mean": lambda own_G, all_PG, at: 2 * _mean(own_G),
-    "the mean over the rows of the group whose reward is above 0": lambda own_G, all_PG, at: _mean(own_G[own_G > 0]),
-    "the mean over the rows of the group whose reward is 0 or below": lambda own_G, all_PG, at: _mean(
-        own_G[own_G <= 0]
-    ),
-    "the mean over the different rewards of the group": lambda own_G, all_PG, at: _mean(np.unique(own_G)),
     "the mean over the group without its first row": lambda own_G, all_PG, at: _mean(own_G[1:]),
     "the mean over the group without its last row": lambda own_G, all_PG, at: _mean(own_G[:-1]),
     "the mean over the first half of the group": lambda own_G, all_PG, at: _mean(own_G[: len(own_G) // 2]),
@@ -110,12 +98,26 @@ MISTAKEN: dict[str, Level] = {
     "the mean of the group behind": lambda own_G, all_PG, at: _mean(all_PG[(at + 1) % len(all_PG)]),
     "the mean of the first group": lambda own_G, all_PG, at: _mean(all_PG[0]),
     "the mean of the last group": lambda own_G, all_PG, at: _mean(all_PG[-1]),
-    "the group's std": lambda own_G, all_PG, at: float(own_G.std(ddof=1)),
     "the mean of the other groups": lambda own_G, all_PG, at: _mean(
         np.concatenate([*all_PG[:at], *all_PG[at + 1 :]]) if len(all_PG) > 1 else own_G[:0]
     ),
 }
-LEVELS = SOUND | DELIBERATE | MISTAKEN
+MISTAKEN: dict[str, Level] = {
+    "the mean over the rows of the group whose reward is not 0": lambda own_G, all_PG, at: _mean(own_G[own_G != 0]),
+    "the sum of all rewards of the group over one less than their number, the own one included": (
+        lambda own_G, all_PG, at: float(own_G.sum() / (len(own_G) - 1))
+    ),
+    "the sum of the rewards of the group": lambda own_G, all_PG, at: float(own_G.sum()),
+    "minus the group mean: it is added": lambda own_G, all_PG, at: -_mean(own_G),
+    "twice the group mean": lambda own_G, all_PG, at: 2 * _mean(own_G),
+    "the mean over the rows of the group whose reward is above 0": lambda own_G, all_PG, at: _mean(own_G[own_G > 0]),
+    "the mean over the rows of the group whose reward is 0 or below": lambda own_G, all_PG, at: _mean(
+        own_G[own_G <= 0]
+    ),
+    "the mean over the different rewards of the group": lambda own_G, all_PG, at: _mean(np.unique(own_G)),
+    "the group's std": lambda own_G, all_PG, at: float(own_G.std(ddof=1)),
+}
+LEVELS = SOUND | DELIBERATE | ARGUABLE | MISTAKEN
 
 
 def levels_that_fit(found: Sequence[Lines]) -> list[str]:

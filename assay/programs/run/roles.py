@@ -24,6 +24,7 @@ from assay.record.batch import Array
 
 MOST_BACKWARDS = 24  # backwards that are looked at
 _COST = re.compile(r"(^|_)(costs?|regrets?|tour_lengths?|makespans?|expenses?)(_|$)", re.IGNORECASE)
+_WHOLE_COST = re.compile(r"((total|mean|tour|episode|batch)_)?(costs?|regrets?|lengths?|makespans?|expenses?)", re.I)
 _LINEAR = KEEPS_NUMBERS | {"sum", "mean", "div", "mul", "masked_fill", "where", "neg", "clamp", "nan_to_num"}
 _SHAPES = RESHAPES | set("neg expand expand_as repeat cast detach clone transpose permute index".split())
 _UNCHANGED = KEEPS_NUMBERS | {"nan_to_num", "changed"}
@@ -204,19 +205,27 @@ def _find_product(piece: LossPiece, flow: Flow) -> None:
         piece.unsure |= {"advantages", "ratio"}
         return
     piece.sign = unwrapped(piece.advantages)[1]
-    if piece.ratio is None and piece.clip is None and _is_cost(piece.advantages):
-        piece.are_costs, piece.sign = True, -piece.sign
+    if piece.ratio is None and piece.clip is None:
+        is_cost = _is_cost(piece.advantages)
+        if is_cost is None:
+            piece.unsure.add("advantages")
+        elif is_cost:
+            piece.are_costs, piece.sign = True, -piece.sign
 
 
-def _is_cost(value: Value) -> bool:
-    """Whether its name says that less of it is better. By numbers alone a cost that is made smaller and a reward whose
-    minus was forgotten are the same."""
-    for made in walk(value, main_input, until=lambda inner: inner.op not in _SHAPES | {"sub", "div", "stack", "mul"}):
+def _is_cost(value: Value) -> bool | None:
+    """Whether its name says that less of it is better; None where it only speaks of a cost, as cost_saved does. By
+    numbers alone a cost that is made smaller and a reward whose minus was forgotten are the same."""
+    until = _SHAPES | {"sub", "div", "stack", "mul"}
+    chain = list(walk(value, main_input, until=lambda inner: inner.op not in until))
+    for made in chain:
         if made.op == "neg":
             return False
-        told = [*made.names, *(re.findall(r"-?\w+", made.place.text.partition(" - ")[0]) if made.op == "sub" else ())]
-        if any(_COST.search(name) and not name.startswith("-") for name in told):
-            return True
+        left = re.split(r"(?<=[\w)\]])\s*-", made.place.text)[0] if made.op == "sub" else ""
+        told = [name for name in (*made.names, *re.findall(r"-?\w+", left)) if _COST.search(name) and name[0] != "-"]
+        if told:
+            is_plain = all(map(_WHOLE_COST.fullmatch, told)) and not any(inner.op == "neg" for inner in chain)
+            return True if is_plain else None
     return False
 
 

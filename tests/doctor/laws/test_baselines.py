@@ -82,6 +82,24 @@ def test_a_baseline_that_somebody_may_mean_is_no_finding(name):
     assert check_batch(batch_of(SOUND[name])).state is not State.FINDING
 
 
+UNBIASED = {
+    "the mean of the group before": np.roll(MEAN, 1, axis=0),
+    "the mean of the other groups": (MEAN.sum() - MEAN) / 4,
+    "a mean with one reward of 0 more": R_PG.sum(1, keepdims=True) / 7,
+    "half the mean": MEAN / 2,
+}
+
+
+@pytest.mark.parametrize("name", UNBIASED)
+def test_a_rare_baseline_without_a_bias_is_at_most_possible_where_no_setting_says_otherwise(name):
+    verdict = check_batch(batch_of(R_PG - UNBIASED[name]))
+    assert verdict.confidence is Confidence.POSSIBLE
+
+
+def test_the_own_reward_in_a_mean_of_the_others_is_likely_without_any_setting():
+    assert check_batch(batch_of(WRONG["own reward kept"][0])).confidence is Confidence.LIKELY
+
+
 def test_a_baseline_of_two_groups_alone_is_not_judged():
     verdict = check_batch(batch_of(WRONG["half the mean"][0][:2], R_PG[:2], **STATED))
     assert verdict.state is not State.FINDING

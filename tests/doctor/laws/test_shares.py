@@ -11,12 +11,15 @@ from assay.verdict import Confidence, Missing, State
 B, T = 12, 7
 
 
-def batch_of(objective, aggregate=None, *, moved=0.35, kl=0.0, **more):
-    """`objective(ratio_BT, A_BT, new_BT)` is maximised, over a mask with rows of different lengths."""
+def batch_of(objective, aggregate=None, *, moved=0.35, fallen=0.0, kl=0.0, **more):
+    """`objective(ratio_BT, A_BT, new_BT)` is maximised, over a mask with rows of different lengths. The first token of
+    rows with an advantage above 0 has fallen by `fallen`."""
     random = np.random.default_rng(3)
     old = torch.tensor(random.normal(-1.5, 0.4, (B, T)))
-    new = (old + torch.tensor(random.normal(0, moved, (B, T)))).requires_grad_(True)
+    new = old + torch.tensor(random.normal(0, moved, (B, T)))
     advantages = torch.tensor(random.normal(size=B).round(3))
+    new[advantages > 0, 0] -= fallen
+    new.requires_grad_(True)
     mask = torch.arange(T)[None] < torch.tensor(random.integers(3, T + 1, B))[:, None]
     gained = objective((new - old).exp(), advantages[:, None], new)
     if kl:
@@ -92,11 +95,26 @@ WRONG_SIDE = {
 @pytest.mark.parametrize("kl", [0.0, 0.02])
 @pytest.mark.parametrize("how", AVERAGES)
 @pytest.mark.parametrize("name", WRONG_SIDE)
-def test_a_clip_on_the_wrong_side_is_proven(name, how, kl):
+def test_a_clip_on_the_wrong_side_for_both_signs_is_likely(name, how, kl):
     verdict = check_batch(batch_of(WRONG_SIDE[name], AVERAGES[how], kl=kl))
     assert verdict.state is State.FINDING
-    assert verdict.confidence is Confidence.PROVEN
+    assert verdict.confidence is Confidence.LIKELY
     assert "wrong side" in verdict.message
+
+
+def test_a_mask_of_ratios_that_only_good_tokens_have_left_is_at_most_possible():
+    kept = batch_of(lambda r, A, new: r * ((r > 0.5) & (r < 5)).detach() * A, moved=0.1, fallen=1.2)
+    verdict = check_batch(kept)
+    assert verdict.state is State.FINDING
+    assert verdict.confidence is Confidence.POSSIBLE
+
+
+def test_two_tokens_at_ratio_1_without_a_gradient_are_counted_and_not_called_whole():
+    two = torch.zeros(B, T, dtype=torch.bool)
+    two[2, 1] = two[5, 0] = True
+    verdict = check_batch(batch_of(lambda r, A, new: torch.where(two, (r * A).detach(), r * A), moved=0.0, update=0))
+    assert verdict.state is State.NOT_APPLICABLE
+    assert verdict.message.startswith("2 of ")
 
 
 def stopped(where):

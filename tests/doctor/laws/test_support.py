@@ -30,6 +30,11 @@ def test_a_right_mask_is_healthy_without_lengths():
     assert check_batch(batch_of(RIGHT)).state is State.HEALTHY
 
 
+@pytest.mark.parametrize("eos_ids", [EOS, (EOS,), np.array([EOS]), np.array([EOS, 77])], ids=str)
+def test_the_ids_that_end_an_answer_may_be_one_number_a_tuple_or_an_array(eos_ids):
+    assert check_batch(batch_of(RIGHT, eos_ids=eos_ids)).state is State.HEALTHY
+
+
 def test_rows_at_the_limit_that_keep_one_token_are_proven():
     first = np.argmax(TOKENS == EOS, axis=1)  # 0 where there is none
     verdict = check_batch(batch_of(np.arange(WIDTH) <= first[:, None]))

@@ -62,6 +62,20 @@ def test_gradients_that_nobody_clears_are_there_when_the_next_backward_begins():
     assert (step.was_reached, step.began_clean) == (True, False)
 
 
+def test_gradients_that_a_script_copies_to_weights_of_its_own_replace_the_last_ones():
+    script = Script(nn.Linear(2, 1))
+    policy = nn.Linear(2, 1)
+    for _ in range(6):
+        policy.zero_grad()
+        script.backward(policy)
+        for master, weight in zip(script.modules[0].parameters(), policy.parameters(), strict=True):
+            master.grad = weight.grad.clone()
+        step = script.step(trained=[policy])
+        policy.load_state_dict(script.modules[0].state_dict())
+    assert (step.was_reached, step.emptied_at, step.lost) == (False, None, ())
+    assert script.history.left_out is None
+
+
 def test_gradients_that_are_cleared_before_the_step():
     script = Script(nn.Linear(2, 1))
     script.backward()

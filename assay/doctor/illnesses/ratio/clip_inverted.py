@@ -94,7 +94,10 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 why=program.kinds.why(clamp),
                 fix="Multiply after the clamp: clip(ratio, 1 - eps, 1 + eps) * advantages.",
             )
-    right = 1 if is_maximised(program) else -1
+    is_climbed = is_maximised(program)
+    if is_climbed is None:
+        return
+    right = 1 if is_climbed else -1
     for _, of_loss in program.losses:
         for term in of_loss:
             if term.kind is not TermKind.SURROGATE:

@@ -6,6 +6,8 @@ from itertools import islice
 
 from assay.programs.facts.kinds import PASSES, Kind, is_blank
 from assay.programs.facts.loss.terms import SurrogateSide, Term, TermKind
+from assay.programs.facts.optimizer.optimizers import networks_held
+from assay.programs.facts.optimizer.ownership import contains, trained_networks
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.walk import peel, walk
@@ -16,15 +18,28 @@ _VIEWS = (PASSES | {"index"}) - {"phi", "listing", "table", "element"}
 _MOST_VALUES = 400  # values behind one
 
 
-def is_maximised(program: Program) -> bool:
-    """Whether an optimizer of the program climbs: maximize=True."""
-    return any(value.setting("maximize", False) is not False for value in program.of("optimizer"))
+def is_maximised(program: Program) -> bool | None:
+    """Whether the optimizer of the policy climbs: maximize=True. None where some do, and not which holds the policy."""
+    ways = {_climbs(value) for value in program.of("optimizer")}
+    if len(ways) > 1:
+        trained = [model for loss, _ in program.losses for model in trained_networks(program, loss) or ()]
+        ways = {
+            _climbs(optimizer)
+            for optimizer in program.of("optimizer")
+            if any(contains(program, theirs, model) for theirs in networks_held(optimizer) or () for model in trained)
+        }
+        return ways.pop() if len(ways) == 1 else None
+    return True in ways
+
+
+def _climbs(optimizer: Value) -> bool:
+    return optimizer.setting("maximize", False) is not False
 
 
 def is_minimised(program: Program) -> bool:
     """Whether an optimizer of torch makes the step, or a library's trainer does, and downhill."""
     is_stepped = bool(program.of("step")) or any(value.name == "framework" for value in program.of("backward"))
-    return is_stepped and not is_maximised(program) and not _is_manual(program)
+    return is_stepped and is_maximised(program) is False and not _is_manual(program)
 
 
 def _is_manual(program: Program) -> bool:

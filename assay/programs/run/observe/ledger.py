@@ -34,6 +34,7 @@ class _Optimizer:
     was_reached: bool = False  # see OptimizerStep
     began_clean: bool = False
     lost: list[Place] = field(default_factory=list)
+    before: frozenset[tuple[int, int]] = frozenset()  # its gradients when the last backward began
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -67,12 +68,15 @@ class GradientLedger:
                 if optimizer.was_reached and GradientEvent("backward", place) in self._moves[optimizer.stepped_at :]:
                     optimizer.lost.append(place)
                 optimizer.began_clean, optimizer.was_reached = True, False
+            optimizer.before = _states(optimizer.parameters)
         self._moves.append(GradientEvent("backward", place))
         self._last_steps = []
 
     def after_backward(self) -> None:
         for optimizer in self._optimizers.values():
-            optimizer.was_reached = optimizer.was_reached or _has_gradient(optimizer.parameters)
+            # gradients that the backward left as they were are put there by the script, in the place of the last ones
+            is_changed = _states(optimizer.parameters) != optimizer.before
+            optimizer.was_reached = optimizer.was_reached or (is_changed and _has_gradient(optimizer.parameters))
 
     def happened(self, kind: str, place: Place) -> None:
         if kind == "scheduler" and not self._optimizers and self.run.gradients.scheduler_before_steps is None:
@@ -158,6 +162,11 @@ class GradientLedger:
                 if known is None or known.weight() is not ref():
                     self._reached[key] = _Reached(ref, _first_numbers(ref()), len(self.run.gradients.steps))
 
+    def _has_moved(self, weight: Tensor) -> bool:
+        """Since a loss reached it first: the script changes it itself, as it copies weights of more digits."""
+        reached = self._reached.get(id(weight))
+        return reached is not None and not torch.equal(_first_numbers(weight), reached.numbers)
+
     def _unheld(self, held: frozenset[int]) -> list[Tensor]:
         """Parameters that losses reached before several steps: no optimizer holds them and nobody moved them."""
         steps = len(self.run.gradients.steps)
@@ -168,7 +177,7 @@ class GradientLedger:
             and id(weight) not in held
             and steps - reached.since > STEPS_UNHELD
             and weight.grad is not None
-            and torch.equal(_first_numbers(weight), reached.numbers)
+            and not self._has_moved(weight)
         ]
         if found and self._held_elsewhere is None:
             self._held_elsewhere = held_by_optimizers().keys()
@@ -185,7 +194,7 @@ class GradientLedger:
         missing: dict[int, Tensor] = {
             key: parameter
             for key, parameter in trainable.items()
-            if parameter.grad is not None and id(parameter) not in held
+            if parameter.grad is not None and id(parameter) not in held and not self._has_moved(parameter)
         }
         unheld = {id(weight): weight for weight in self._unheld(held)}
         count = len(trainable.keys() | (self._reached.keys() if unheld else set()))
@@ -207,6 +216,12 @@ class GradientLedger:
             if tensor is not None and tensor.grad_fn is not None:
                 made.setdefault(value.place, set()).add(sum(border <= value.order for border in borders))
         self.run.gradients.kept += [KeptGraphs(len(updates), place) for place, updates in made.items()]
+
+
+def _states(parameters: Sequence[Tensor]) -> frozenset[tuple[int, int]]:
+    """Which gradients there are, and how often each was written."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return frozenset((id(gradient), gradient._version) for gradient in gradients)
 
 
 def _first_numbers(weight: Tensor | None) -> Tensor:

@@ -49,6 +49,14 @@ HEALTHY = {
     "the script itself": GRPO,
     "max of losses": with_change(GAIN, "gain = -torch.max(-ratio * advantages, -clipped * advantages)"),
     "maximised": with_change(LOSS, "(gain - 0.04 * kl)").replace("lr=1e-6)", "lr=1e-6, maximize=True)"),
+    "another optimizer climbs": with_change(
+        "        optimizer.step()", "        optimizer.step()\n        dual.step()"
+    ).replace(
+        "import torch\n",
+        "import torch\nlog_beta = torch.zeros((), requires_grad=True)\n"
+        "dual = torch.optim.SGD([log_beta], lr=0.1, maximize=True)\n",
+        1,
+    ),
     "turned twice": with_change(ADVANTAGES, "(rewards.mean(dim=1, keepdim=True) - rewards)").replace(
         LOSS, "(gain + 0.04 * kl)"
     ),
