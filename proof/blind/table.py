@@ -16,11 +16,11 @@ HEAD = """# Faults that nobody listed
 What the doctor is tested on in [proof.md](proof.md) was planted by people who know its checks, and that flatters it.
 The specimens of this page were written by people who had not read the checks and knew only the names of the laws:
 {plants} planted faults and {sound} sound but unusual programs in two rounds, by six doors: our own trainer, TRL with
-`attach`, watched scripts (language models, and classic RL exercises), loops with `assay.observe`, logs and rollout dumps
-of other trainers.
+`attach`, watched scripts (language models, and classic RL exercises), loops with `assay.observe`, logs and rollout
+dumps of other trainers.
 
-The first round was open while the doctor was fixed; when half of it was still closed, 57 % of that half were named first.
-The second round was written while the fixes were made, and nobody who made them saw it: **its figures are what a
+The first round was open while the doctor was fixed; when half of it was still closed, 57 % of that half were named
+first. The second round was written while the fixes were made, and nobody who made them saw it: **its figures are what a
 stranger's fault can expect.** Whether a finding names the fault was judged from its text and the label, without looking
 at the specimen: "named first" means that the first finding leads to the right place, "law named" that any finding shows
 the broken law.

@@ -222,9 +222,9 @@ def _is_cost(value: Value) -> bool | None:
         if made.op == "neg":
             return False
         left = re.split(r"(?<=[\w)\]])\s*-", made.place.text)[0] if made.op == "sub" else ""
-        told = [name for name in (*made.names, *re.findall(r"-?\w+", left)) if _COST.search(name) and name[0] != "-"]
-        if told:
-            is_plain = all(map(_WHOLE_COST.fullmatch, told)) and not any(inner.op == "neg" for inner in chain)
+        named = [name for name in (*made.names, *re.findall(r"-?\w+", left)) if _COST.search(name) and name[0] != "-"]
+        if named:
+            is_plain = all(map(_WHOLE_COST.fullmatch, named)) and not any(inner.op == "neg" for inner in chain)
             return True if is_plain else None
     return False
 
