@@ -161,11 +161,20 @@ def _by_logprobs(first: Sequence[Batch], later: Sequence[Batch]) -> Verdict | No
         return finding(
             "sampler and model agree in the first step and differ later: the sampler stays behind",
             *facts,
-            confidence=Confidence.LIKELY,
+            # a ratio against the sampler's own log-probs corrects for a lag: it may be by design
+            confidence=Confidence.POSSIBLE if any(map(_takes_the_samplers, later)) else Confidence.LIKELY,
         )
     if known[0] > limit:
         return not_applicable("sampler and model differ from the first step on, before there was anything to push")
     return healthy("the sampler has the weights that are trained, in later steps too", *facts)
+
+
+def _takes_the_samplers(batch: Batch) -> bool:
+    """Whether old is what the sampler reported, number by number."""
+    old_BT, sampler_BT, mask_BT = (batch.get(name) for name in ("old_logprobs", "sampler_logprobs", "mask"))
+    if old_BT is None or sampler_BT is None or mask_BT is None:
+        return False
+    return bool(np.array_equal(old_BT[mask_BT], sampler_BT[mask_BT]))
 
 
 def _is_off_everywhere(batch: Batch) -> bool:

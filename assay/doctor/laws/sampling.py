@@ -124,7 +124,8 @@ def _by_calibration(batches: Sequence[Batch]) -> Verdict | None:
         f"trained: {best.words}",
         Fact("log-likelihood of it over that of the scored distribution, in nats", best.evidence, NATS),
         Fact("tokens", calibration.tokens),
-        confidence=Confidence.LIKELY,  # rows that were chosen after they were drawn look the same
+        # rows that were chosen after they were drawn look the same; actions may be those of an earlier visit
+        confidence=Confidence.LIKELY if known[0].get("prompt_tokens") is not None else Confidence.POSSIBLE,
     )
 
 

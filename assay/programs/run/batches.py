@@ -322,7 +322,12 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
     given_BS, tokens_BT = fields.get("input_ids"), fields["tokens"]
     if given_BS is None:
         return _moment(run, update, rollouts, ())
-    located, shift = locate(given_BS, rollouts), _shift(given_BS, tokens_BT)
+    shift = _shift(given_BS, tokens_BT)
+    located = locate(given_BS, rollouts)
+    if shift is not None and shift + tokens_BT.shape[1] == given_BS.shape[1] + 1:
+        # the last token is not fed: rows that differ in it alone are known by what is trained
+        whole = locate(np.concatenate([given_BS, tokens_BT[:, -1:]], axis=1), rollouts)
+        located = whole if all(whole) else located
     found = [row for row in located if row is not None]
     if shift is not None and shift + tokens_BT.shape[1] > given_BS.shape[1]:
         is_short = any(row.span.stop > given_BS.shape[1] for row in found)
@@ -332,7 +337,7 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
         shift = _jumbled_shift(found, tokens_BT)
     sampled = _moment(run, update, rollouts, found)
     if len(found) < len(located):
-        update.other_tokens = other_tokens(given_BS, located, rollouts)
+        update.other_tokens = other_tokens(given_BS, located, rollouts, _counted(fields, given_BS, shift))
     if len(found) < len(located) or shift is None:
         return {name: value for name, value in sampled.items() if name != "sampler_versions"}
     if are_packed(given_BS, found, rollouts):  # a row holds several answers: it has no length, and no one end
@@ -346,6 +351,17 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
         if "plain_logprobs" in sampled:
             update.ends_next = _ends_next(run, update.pieces, ask, found, sampled)
     return sampled
+
+
+def _counted(fields: Mapping[str, Any], given_BS: Array, shift: int | None) -> Array | None:
+    """Which of the given tokens the loss counts; None where their columns are not known."""
+    mask_BT = fields.get("mask")
+    if mask_BT is None or shift is None:
+        return None
+    counted_BS = np.zeros(given_BS.shape, dtype=bool)
+    width = min(mask_BT.shape[1], given_BS.shape[1] - shift)
+    counted_BS[:, shift : shift + width] = mask_BT[:, :width]
+    return counted_BS
 
 
 def _unpacked(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[str, Any]) -> dict[str, Any] | None:

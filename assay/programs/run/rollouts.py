@@ -308,7 +308,16 @@ def locate(given_BS: Array, rollouts: Sequence[SampledRows]) -> list[Found | Non
             found = [_stands(row_S, rollout, number) for number, row_S in enumerate(given_BS)]
             if all(found):
                 return list(found)
-    return [_search(row_S, rollouts) for row_S in given_BS]
+    return _without_doubtful(given_BS, [_search(row_S, rollouts) for row_S in given_BS])
+
+
+def _without_doubtful(given_BS: Array, located: Sequence[Found | None]) -> list[Found | None]:
+    """None for rows that stand at one sampled row and differ: some of them are of a row that was not seen."""
+    given: dict[tuple[int, int], set[bytes]] = {}
+    for row_S, found in zip(given_BS, located, strict=True):
+        if found is not None:
+            given.setdefault((id(found.rollout), found.row), set()).add(row_S.tobytes())
+    return [None if found is not None and len(given[id(found.rollout), found.row]) > 1 else found for found in located]
 
 
 def are_packed(given_BS: Array, found: Sequence[Found], rollouts: Sequence[SampledRows]) -> bool:
@@ -390,10 +399,10 @@ def _last_place(text: bytes, wanted: Array) -> int | None:
 
 
 def other_tokens(
-    given_BS: Array, located: Sequence[Found | None], rollouts: Sequence[SampledRows]
+    given_BS: Array, located: Sequence[Found | None], rollouts: Sequence[SampledRows], counted_BS: Array | None
 ) -> OtherTokens | None:
     """Of rows that hold a sampled prompt and then other tokens than were sampled for it; None where no row does, or it
-    is not sure which sampled row each of them is.
+    is not sure which sampled row each of them is. A token that the loss does not count is the environment's.
 
     Sure: there are as many of both, and many are the same in the same place."""
     newest = max((rollout.moment for rollout in rollouts), default=0)
@@ -418,7 +427,8 @@ def other_tokens(
         rest, completion = given_S[at + len(prompt) :], rollout.completion(row)
         both = min(len(rest), len(completion))
         same = int(np.argmin(np.append(rest[:both] == completion[:both], False)))
-        if len(np.unique(rest[same:])) > 1:  # else it was cut off there, and padded
+        is_counted = counted_BS is None or bool(counted_BS[number, at + len(prompt) + same :][:1].any())
+        if is_counted and len(np.unique(rest[same:])) > 1:  # else it was cut off there, and padded
             others.append(OtherTokens(1, len(given_BS), number, same, int(rest[same]), int(completion[same])))
     if not others or own < max(LEAST_OWN * len(given_BS), 2) or elsewhere > own / 4:
         return None

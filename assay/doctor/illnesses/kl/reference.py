@@ -283,8 +283,8 @@ def _itself(batch: Batch, judged_BT: Array) -> Verdict | None:
     signal = advantages is not None and float(np.mean(advantages != 0)) >= SIGNAL
     known = signal and version is not None and batch.settings.get("dtype") == "float32"
     sure = Confidence.PROVEN if known and batch.step >= SETTLED and not is_old else Confidence.LIKELY
-    if "reference_every" not in batch.settings:
-        sure = Confidence.POSSIBLE  # it may have been renewed just now
+    if "reference_every" not in batch.settings or batch.step < SETTLED:
+        sure = Confidence.POSSIBLE  # it may have been renewed just now, or nothing has moved yet
     return finding(
         f"the reference is the policy itself: at step {batch.step} all {int(both_BT.sum())} loss tokens have the same "
         f"log-prob under both{' as it sampled' if is_old else ''}, bit for bit",
