@@ -1,0 +1,86 @@
+import random
+import torch
+import trl
+from datasets import Dataset
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
+
+
+class Vocab:
+    symbols = ["~", "$"] + list("abcdefgh:>")
+
+    @classmethod
+    def tokenizer(cls):
+        tk = Tokenizer(models.WordLevel({s: i for i, s in enumerate(cls.symbols)}, unk_token="~"))
+        tk.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+        tk.decoder = decoders.Fuse()
+        return PreTrainedTokenizerFast(tokenizer_object=tk, pad_token="~", eos_token="$")
+
+
+def policy(tok):
+    torch.manual_seed(5)
+    return MistralForCausalLM(MistralConfig(
+        vocab_size=len(Vocab.symbols), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, sliding_window=None,
+        pad_token_id=tok.pad_token_id, eos_token_id=tok.eos_token_id, bos_token_id=None, initializer_range=0.08))
+
+
+def data(n=60, seed=0):
+    rng = random.Random(seed)
+    return Dataset.from_list([{"prompt": "".join(rng.choices("abcdefgh", k=rng.randint(3, 12))) + ":>"} for _ in range(n)])
+
+
+def copies(prompts, completions, **_):
+    """Up to three letters of the answer that occur in the question, less a price for going on and on."""
+    return [min(sum(ch in p[:-2] for ch in c), 3) / 3 - 0.1 * max(len(c) - 3, 0) for p, c in zip(prompts, completions)]
+
+
+def settings(out, **over):
+    base = dict(output_dir=out, max_steps=10, per_device_train_batch_size=24, num_generations=6,
+                max_completion_length=9, learning_rate=3e-3, lr_scheduler_type="constant", beta=0.0, report_to="none",
+                save_strategy="no", logging_steps=1, use_cpu=True, bf16=False, gradient_checkpointing=False,
+                disable_tqdm=True, seed=17)
+    base.update(over)
+    return trl.GRPOConfig(**base)
+
+
+class Behind:
+    """A sampler that is one update behind, as in a pipeline that generates while it trains."""
+
+    def __init__(self):
+        self.net, self.next = None, None
+
+    @torch.no_grad()
+    def __call__(self, prompts, trainer):
+        model, tok = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
+        if self.net is None:
+            self.net = type(model)(model.config).eval()
+            self.next = {k: v.clone() for k, v in model.state_dict().items()}
+        self.net.load_state_dict(self.next)
+        self.next = {k: v.clone() for k, v in model.state_dict().items()}
+        prompt_ids = tok(prompts, add_special_tokens=False)["input_ids"]
+        answers, scores = [], []
+        for ids in prompt_ids:
+            new, lps = [], []
+            while len(new) < trainer.max_completion_length and (not new or new[-1] != tok.eos_token_id):
+                logp = (self.net(torch.tensor([ids + new])).logits[0, -1] / trainer.temperature).log_softmax(-1)
+                new.append(torch.multinomial(logp.exp(), 1).item())
+                lps.append(logp[new[-1]].item())
+            answers.append(new)
+            scores.append(lps)
+        return {"prompt_ids": prompt_ids, "completion_ids": answers, "logprobs": scores}
+
+
+class OffPolicy(trl.GRPOTrainer):
+    """The ratio is taken against the policy that sampled."""
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        batch["old_per_token_logps"] = batch["sampling_per_token_logps"].clone()
+        return batch
+
+
+def make(out: str):
+    tok = Vocab.tokenizer()
+    args = settings(out, per_device_train_batch_size=16, num_generations=4, loss_type="bnpo", learning_rate=1e-3, warmup_steps=3, lr_scheduler_type="constant_with_warmup", seed=73, max_completion_length=8)
+    return OffPolicy(policy(tok), copies, args=args, train_dataset=data(), processing_class=tok, rollout_func=Behind())

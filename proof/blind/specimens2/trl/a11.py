@@ -1,0 +1,95 @@
+import random
+import torch
+import trl
+from datasets import Dataset
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
+
+
+class Vocab:
+    symbols = ["~", "$"] + list("abcdefgh:>")
+
+    @classmethod
+    def tokenizer(cls):
+        tk = Tokenizer(models.WordLevel({s: i for i, s in enumerate(cls.symbols)}, unk_token="~"))
+        tk.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+        tk.decoder = decoders.Fuse()
+        return PreTrainedTokenizerFast(tokenizer_object=tk, pad_token="~", eos_token="$")
+
+
+def policy(tok):
+    torch.manual_seed(5)
+    return MistralForCausalLM(MistralConfig(
+        vocab_size=len(Vocab.symbols), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, sliding_window=None,
+        pad_token_id=tok.pad_token_id, eos_token_id=tok.eos_token_id, bos_token_id=None, initializer_range=0.08))
+
+
+def data(n=60, seed=0):
+    rng = random.Random(seed)
+    return Dataset.from_list([{"prompt": "".join(rng.choices("abcdefgh", k=rng.randint(3, 12))) + ":>"} for _ in range(n)])
+
+
+def copies(prompts, completions, **_):
+    """Up to three letters of the answer that occur in the question, less a price for going on and on."""
+    return [min(sum(ch in p[:-2] for ch in c), 3) / 3 - 0.1 * max(len(c) - 3, 0) for p, c in zip(prompts, completions)]
+
+
+def settings(out, **over):
+    base = dict(output_dir=out, max_steps=10, per_device_train_batch_size=24, num_generations=6,
+                max_completion_length=9, learning_rate=3e-3, lr_scheduler_type="constant", beta=0.0, report_to="none",
+                save_strategy="no", logging_steps=1, use_cpu=True, bf16=False, gradient_checkpointing=False,
+                disable_tqdm=True, seed=17)
+    base.update(over)
+    return trl.GRPOConfig(**base)
+
+
+class Engine:
+    """A second copy of the network that only samples."""
+
+    def __init__(self):
+        self.net, self.version = None, -1
+
+    def load(self, model):
+        if self.net is None:
+            self.net = type(model)(model.config).eval()
+            self.net.load_state_dict(model.state_dict())
+        target = dict(self.net.named_parameters())
+        for name, weight in model.named_parameters():
+            if name.startswith("model.layers"):
+                target[name].data.copy_(weight.data)
+
+    @torch.no_grad()
+    def sample(self, tok, prompt, limit, temperature):
+        ids = list(prompt)
+        new, scores = [], []
+        for _ in range(limit):
+            logits = self.net(torch.tensor([ids])).logits[0, -1] / temperature
+            logp = logits.log_softmax(-1)
+            nxt = torch.multinomial(logp.exp(), 1).item()
+            ids.append(nxt)
+            new.append(nxt)
+            scores.append(logp[nxt].item())
+            if nxt == tok.eos_token_id:
+                break
+        return new, scores
+
+
+engine = Engine()
+
+
+def rollout(prompts, trainer):
+    tok = trainer.processing_class
+    if engine.version != trainer.state.global_step:
+        engine.load(trainer.accelerator.unwrap_model(trainer.model))
+        engine.version = trainer.state.global_step
+    prompt_ids = tok(prompts, add_special_tokens=False)["input_ids"]
+    pairs = [engine.sample(tok, p, trainer.max_completion_length, trainer.temperature) for p in prompt_ids]
+    return {"prompt_ids": prompt_ids, "completion_ids": [a for a, _ in pairs], "logprobs": [b for _, b in pairs]}
+
+
+def make(out: str):
+    tok = Vocab.tokenizer()
+    args = settings(out, per_device_train_batch_size=16, num_generations=4, loss_type="bnpo", learning_rate=8e-3, max_steps=10, max_completion_length=7, seed=41)
+    return trl.GRPOTrainer(policy(tok), copies, args=args, train_dataset=data(), processing_class=tok,
+                           rollout_func=rollout)

@@ -1,0 +1,68 @@
+import torch
+from datasets import Dataset
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+import re
+
+CHARS = "0123456789+= ab"
+
+
+def build_tokenizer():
+    vocab = {"<pad>": 0, "<eos>": 1, "<unk>": 2}
+    for ch in CHARS:
+        vocab[ch] = len(vocab)
+    tk = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tk.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tk.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tk, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def build_model(tok):
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=tok.pad_token_id,
+        eos_token_id=tok.eos_token_id, bos_token_id=None, initializer_range=0.08))
+
+
+def sums():
+    return Dataset.from_list(
+        [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 15) for b in range(2, 8)])
+
+
+def digits_reward(completions, answer, **kwargs):
+    scores = []
+    for text, gold in zip(completions, answer):
+        hits = sum(ch in gold for ch in text)
+        scores.append(hits / (len(text) + 1) + 0.2 * (len(text) < 8))
+    return scores
+
+
+BASE = dict(
+    max_steps=10, per_device_train_batch_size=16, num_generations=4, max_completion_length=10, learning_rate=4e-3,
+    lr_scheduler_type="constant", beta=0.0, report_to="none", save_strategy="no", logging_steps=1, use_cpu=True,
+    bf16=False, gradient_checkpointing=False, disable_tqdm=True)
+
+
+_scored = {}
+
+
+def number_reward(prompts, completions, answer, **kwargs):
+    """Closeness of the first number in the answer; parsing is slow, so what was judged once is kept."""
+    out = []
+    for prompt, text, gold in zip(prompts, completions, answer):
+        found = re.search(r"\d{1,2}", text)
+        key = found.group() if found else ""
+        if key not in _scored:
+            _scored[key] = 1 / (1 + abs(int(found.group()) - int(gold)) / 4) if found else 0.0
+        out.append(_scored[key] - 0.04 * len(text))
+    return out
+
+
+def make(out):
+    torch.manual_seed(16)
+    tok = build_tokenizer()
+    args = GRPOConfig(output_dir=out, **{**BASE, "seed": 16, "per_device_train_batch_size": 32, "num_generations": 8,
+                                         "loss_type": "grpo"})
+    return GRPOTrainer(model=build_model(tok), reward_funcs=number_reward, args=args, train_dataset=sums(),
+                       processing_class=tok)

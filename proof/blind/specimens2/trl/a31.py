@@ -1,0 +1,68 @@
+import torch
+from datasets import Dataset
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+from transformers import TrainerCallback
+
+CHARS = "0123456789+= ab"
+
+
+def build_tokenizer():
+    vocab = {"<pad>": 0, "<eos>": 1, "<unk>": 2}
+    for ch in CHARS:
+        vocab[ch] = len(vocab)
+    tk = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tk.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tk.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tk, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def build_model(tok):
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=tok.pad_token_id,
+        eos_token_id=tok.eos_token_id, bos_token_id=None, initializer_range=0.08))
+
+
+def sums():
+    return Dataset.from_list(
+        [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 15) for b in range(2, 8)])
+
+
+def digits_reward(completions, answer, **kwargs):
+    scores = []
+    for text, gold in zip(completions, answer):
+        hits = sum(ch in gold for ch in text)
+        scores.append(hits / (len(text) + 1) + 0.2 * (len(text) < 8))
+    return scores
+
+
+BASE = dict(
+    max_steps=10, per_device_train_batch_size=16, num_generations=4, max_completion_length=10, learning_rate=4e-3,
+    lr_scheduler_type="constant", beta=0.0, report_to="none", save_strategy="no", logging_steps=1, use_cpu=True,
+    bf16=False, gradient_checkpointing=False, disable_tqdm=True)
+
+
+class Schedule(TrainerCallback):
+    """Explore first, exploit later."""
+
+    def __init__(self, high=1.0, low=0.55, after=4):
+        self.high, self.low, self.after = high, low, after
+        self.trainer = None
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        value = self.high if state.global_step < self.after else self.low
+        self.trainer.generation_config.temperature = value
+        self.trainer.generation_kwargs["temperature"] = value
+
+
+def make(out):
+    torch.manual_seed(8)
+    tok = build_tokenizer()
+    schedule = Schedule()
+    args = GRPOConfig(output_dir=out, **{**BASE, "max_steps": 12, "num_generations": 8, "seed": 8, "loss_type": "bnpo"})
+    trainer = GRPOTrainer(model=build_model(tok), reward_funcs=[digits_reward], args=args, train_dataset=sums(),
+                          processing_class=tok, callbacks=[schedule])
+    schedule.trainer = trainer
+    return trainer
