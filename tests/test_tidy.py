@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "benchmarks": {"adapters", "train", "policy", "tasks", "rewards", "engine", "record", "llama", "proof"},
     "proof": {"train", "doctor", "record", "policy", "tasks", "rewards", "engine", "programs", "watch"},
 }
-PACKAGE_LINES = 78_600
+PACKAGE_LINES = 79_000
 COMMON = {"types", "config", "grpo", "sampling", "calibration", "verdict", "machine"}
 # what may be caught broadly: the boundary to code that users hand in, whose error travels on as it is; in guard.py the
 # boundary between our faults and a script that is watched; a chat template is a program too

@@ -58,6 +58,8 @@ TOKENS_WITHOUT_VARIANCE = 400
 UNSURE = 0.05  # nats: below it the entropies hold no randomness to look at
 BOUND = 4.5  # standard deviations, with room for rare tokens: chance leaves this less than once in 20,000 checks
 SURE = 6.0
+STEPS_OF_ACTIONS = 2
+SAME_WEIGHTS = 1e-4  # nats between old and new before any update
 NATS = 12.0  # of evidence, after all that was tried: chance leaves this less than once in 100,000 checks
 STEPS = 5  # whose metrics are pooled
 BOUND_OF_CURVES = 6.0
@@ -124,9 +126,23 @@ def _by_calibration(batches: Sequence[Batch]) -> Verdict | None:
         f"trained: {best.words}",
         Fact("log-likelihood of it over that of the scored distribution, in nats", best.evidence, NATS),
         Fact("tokens", calibration.tokens),
-        # rows that were chosen after they were drawn look the same; actions may be those of an earlier visit
-        confidence=Confidence.LIKELY if known[0].get("prompt_tokens") is not None else Confidence.POSSIBLE,
+        # rows that were chosen after they were drawn look the same
+        confidence=Confidence.LIKELY if _are_fresh(known) else Confidence.POSSIBLE,
     )
+
+
+def _are_fresh(batches: Sequence[Batch]) -> bool:
+    """Where a policy over actions is trained, old log-probs of several steps must say so: a batch may be used again."""
+    if all(batch.get("prompt_tokens") is not None for batch in batches):
+        return True
+    return len(batches) >= STEPS_OF_ACTIONS and all(map(_are_of_these_weights, batches))
+
+
+def _are_of_these_weights(batch: Batch) -> bool:
+    old_BT, new_BT, mask_BT = (batch.get(name) for name in ("old_logprobs", "new_logprobs", "mask"))
+    if old_BT is None or new_BT is None or mask_BT is None:
+        return False
+    return bool(np.abs(old_BT - new_BT)[mask_BT].max(initial=0.0) <= SAME_WEIGHTS)
 
 
 def _by_ends(batches: Sequence[Batch]) -> Verdict | None:
