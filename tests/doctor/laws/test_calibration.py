@@ -1,6 +1,7 @@
 """Sampled tokens against the whole distribution that scores them: the way they were drawn is named."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -135,7 +136,13 @@ def test_an_end_that_is_always_favoured_is_not_called_a_rejection_alone():
 
 def test_the_name_of_a_way_of_drawing_is_likely_and_never_proven():
     banned = answers(lambda p, *_: without(p, [5, 7]), rows=300, seed=1)
-    assert check_batch(banned).confidence is Confidence.LIKELY
+    asked = replace(banned, arrays={**banned.arrays, "prompt_tokens": np.zeros((300, 1), dtype=int)})
+    assert check_batch(asked).confidence is Confidence.LIKELY
+
+
+def test_actions_of_a_policy_must_be_known_to_be_of_its_weights():
+    banned = answers(lambda p, *_: without(p, [5, 7]), rows=300, seed=1)
+    assert check_batch(banned).confidence is Confidence.POSSIBLE
 
 
 def test_tokens_of_later_updates_are_not_counted():

@@ -56,7 +56,7 @@ def test_the_reference_is_asked_again():
     ("changes", "state", "confidence"),
     [
         ({}, FINDING, Confidence.PROVEN),
-        ({"step": 2}, FINDING, Confidence.LIKELY),  # a warm-up may begin with a rate of 0
+        ({"step": 2}, FINDING, Confidence.POSSIBLE),  # a warm-up may begin with a rate of 0
         ({"dtype": "bfloat16"}, FINDING, Confidence.LIKELY),
         ({"advantages": np.zeros(16)}, FINDING, Confidence.LIKELY),  # without a signal nothing moves
         ({"reference_every": 4}, NO_DATA, None),
