@@ -250,7 +250,8 @@ def _gains(chosen_N: Array, sorted_NK: Array, tail_N: Array, vocabulary: int, se
         elif variant.kind == "uniform":
             gains_NM[:, number] = np.log1p(amount * (np.exp(-np.maximum(chosen_N, -700.0)) / vocabulary - 1))
         elif variant.kind == "epsilon_greedy":
-            best_N = (chosen_N >= sorted_NK[:, 0] - SAME) * (1 - amount)
+            ties_N = (sorted_NK >= sorted_NK[:, :1] - SAME).sum(axis=1)  # one of several that are as likely
+            best_N = (chosen_N >= sorted_NK[:, 0] - SAME) * (1 - amount) / ties_N
             gains_NM[:, number] = np.log(best_N + amount / vocabulary) - chosen_N
         else:
             mass_N, is_drawn_N = seen[variant.kind == "presence_in_all"]

@@ -118,6 +118,16 @@ def test_the_python_example_learns(newcomer, monkeypatch, capsys):
     assert last > 0.8
 
 
+def test_the_page_of_the_trainer_runs_and_learns():
+    names = {}
+    for block in blocks((ROOT / "docs/trainer.md").read_text(), "python"):
+        exec(block, names)
+    torch = names["torch"]
+    chosen = torch.softmax(names["policy"](torch.eye(3)), -1).diagonal().mean().item()
+    assert chosen > 0.8
+    assert names["trainer"].loss_stats["ratio_mean"] == 1.0
+
+
 def test_the_line_for_trl_is_the_one_of_the_page():
     (source,) = [block for block in blocks(README, "python") if "attach(trainer)" in block]
     lines = [line.split("  #")[0] for line in source.splitlines()]

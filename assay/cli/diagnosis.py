@@ -155,17 +155,75 @@ def watch(
         Path | None,
         typer.Option(metavar="FILE", help="Writes the report to this file instead of stderr.", rich_help_panel=OUTPUT),
     ] = None,
+    rehearsed: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Runs a copy with stand-ins, as assay rehearse does.", rich_help_panel=CHECKS),
+    ] = False,
 ) -> None:
     """Runs a training script and proves what is wrong with it.
 
     The script runs unchanged. The doctor checks its first updates; a finding names the line to change.
     """
+    from assay.rehearsal import command as rehearsal
     from assay.watch import command
+
+    run = rehearsal.run if rehearsed else command.run
+    code = run(
+        script,
+        arguments or [],
+        steps=steps,
+        how=how,
+        out=out,
+        fail_on=None if fail_on is None else fail_on.value,
+        chosen=chosen or [],
+        ignored=ignored or [],
+        all_passes=all_passes,
+    )
+    raise typer.Exit(code)
+
+
+@verb("rehearse", DIAGNOSE, context_settings={"allow_interspersed_args": False})
+def rehearse(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="The Python file that trains.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGUMENTS", help="The script's own arguments; by default those that it asks for."),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Stops after N optimizer steps; by default after 4 and three rollout batches.",
+            rich_help_panel=CHECKS,
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", help="Stops after this many seconds.", rich_help_panel=CHECKS)
+    ] = 90.0,
+    how: Annotated[Format, FORMAT] = Format.FULL,
+    chosen: Annotated[list[str] | None, SELECT] = None,
+    ignored: Annotated[list[str] | None, IGNORE] = None,
+    fail_on: Annotated[
+        FailOn | None, typer.Option(help="Exit code 1 on findings of this level.", rich_help_panel=OUTPUT)
+    ] = None,
+    all_passes: Annotated[bool, ALL_PASSES] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Writes the report to this file instead of stdout.", rich_help_panel=OUTPUT),
+    ] = None,
+) -> None:
+    """Runs a few steps of a script without model, data or GPU.
+
+    It is executed: in a copy of its project, without network, with stand-ins for what it needs. One report holds what
+    was read in the text and what these steps prove.
+    """
+    from assay.rehearsal import command
 
     code = command.run(
         script,
         arguments or [],
         steps=steps,
+        seconds=seconds,
         how=how,
         out=out,
         fail_on=None if fail_on is None else fail_on.value,

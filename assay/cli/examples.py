@@ -62,6 +62,11 @@ EXAMPLES = {
         "assay watch --steps 4 grpo.py --lr 1e-5",
         "assay watch --format json --out watched.json grpo.py",
     ),
+    "rehearse": (
+        "assay rehearse examples/broken_grpo.py",
+        "assay rehearse --steps 2 grpo.py --lr 1e-5",
+        "assay rehearse --format json --out rehearsed.json grpo.py",
+    ),
 }
 
 

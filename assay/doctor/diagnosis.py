@@ -242,6 +242,7 @@ def _verdict(illness: Illness, check: Callable[[Any], Verdict | Iterable[Verdict
 
 def _strongest(illness: Illness, verdicts: Sequence[Verdict], piece: Any) -> Verdict:
     """The surest finding, with the places of the others; else what was looked at."""
+    verdicts = [verdict for verdict in verdicts if not _is_of_caller(verdict, piece)]
     findings = [verdict for verdict in verdicts if verdict.state is State.FINDING]
     found = [finding for finding in findings if not _is_ignored(illness, finding, piece)]
     if found:
@@ -253,6 +254,12 @@ def _strongest(illness: Illness, verdicts: Sequence[Verdict], piece: Any) -> Ver
     if findings:
         return not_applicable("a comment in the script asks to ignore it")
     return max(verdicts, key=lambda verdict: LOUD[verdict.state], default=not_applicable(NOTHING))
+
+
+def _is_of_caller(verdict: Verdict, piece: Any) -> bool:
+    """Whether a finding is about a line of the file that calls the script: it belongs to that file's report."""
+    is_finding = isinstance(piece, Program) and verdict.state is State.FINDING
+    return is_finding and any(place.file in piece.callers for place in verdict.places[:1])
 
 
 def _is_ignored(illness: Illness, verdict: Verdict, piece: Any) -> bool:

@@ -34,6 +34,8 @@ FAMILIES = {
     "REW": "the reward",
     "PERF": "speed",
     "HYP": "settings",
+    "NAME": "names and arguments in the text",
+    "NOOP": "lines without effect",
     "MET": "curves",
 }
 BEGIN, END = "<!-- illnesses: begin -->", "<!-- illnesses: end -->"

@@ -316,6 +316,8 @@ OPERATIONS_OF_RUNS = {
     "given": "a tensor that was there before it was seen",
     "changed": "a tensor that something else has written into",
     "dot": "torch.dot(x, y)",
+    "embedding": "F.embedding(ids, weight): a lookup in a table of parameters",
+    "t": "x.t(), x.T of a matrix",
     "empty": "torch.empty(...): its numbers mean nothing",
     "empty_like": "torch.empty_like(x)",
     "new_empty": "x.new_empty(...)",

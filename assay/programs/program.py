@@ -11,6 +11,7 @@ from assay.programs.facts.kinds import Kinds
 from assay.programs.facts.loss.terms import Term, Terms
 from assay.programs.facts.origin import Origins
 from assay.programs.graph import Graph, Value
+from assay.programs.read.things import Module
 from assay.programs.walk import walk
 from assay.verdict import Place
 
@@ -35,8 +36,11 @@ class Program:
     lines: int
     notes: tuple[str, ...] = ()
     ignores: tuple[Ignore, ...] = ()
+    callers: frozenset[str] = frozenset()  # files that lead to the script; what is wrong there is not its own
     used_ignores: set[Ignore] = field(default_factory=set)
     silenced: dict[tuple[str, Place], Ignore] = field(default_factory=dict)  # by code and place, and who asked
+    modules: tuple[Module, ...] = ()  # the files as text
+    find_module: Callable[..., Module | None] = field(default=lambda name, importer, part="": None, repr=False)
     computed: dict[Callable[..., Any], Any] = field(default_factory=dict)  # see `once`
 
     @property

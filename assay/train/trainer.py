@@ -1,7 +1,7 @@
 """The trainer class of the field's tutorials: a model, a reward function, an optimizer -> a better model.
 
-A facade. The loop is train/loop.py, sampling is engine/, advantages and loss are grpo.py, masks are
-train/step/pack.py, the update is train/step/learner.py, the checks of a user's values are train/user_checks.py.
+A facade. Steps that sample are sampled_steps.py, batches that a caller sampled are own_batches.py, advantages and loss
+are grpo.py, the checks of a user's values are user_checks.py.
 
 Shape legend: P prompts, G completions per prompt, N = P * G rows with the members of a group adjacent, B rows,
 T completion tokens, V vocabulary.
@@ -13,32 +13,26 @@ import math
 import random
 import re
 import statistics
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from assay.config import Config, ConfigError, from_mapping
-from assay.engine.open import open_engine
-from assay.grpo import kl_estimate, policy_loss
-from assay.policy.codec import Messages, Tokenizer, TokenizerCodec, check_room, end_tokens
-from assay.policy.probe import open_policy, rejoin_family, vocabulary_of
-from assay.train.loop import train
-from assay.train.progress import Progress
+from assay.grpo import OBJECTIVES, kl_estimate, policy_loss
+from assay.policy.causal import CausalPolicy
+from assay.policy.codec import Tokenizer, end_tokens
+from assay.train.own_batches import Accumulation, OwnBatch, own_batch
 from assay.train.randomness import derived_seed
-from assay.train.run.budget import budgeted
+from assay.train.reward_functions import RewardFunction, reward_functions
+from assay.train.sampled_steps import SampledSteps
 from assay.train.show.clock import StageClock
 from assay.train.show.display import Display
 from assay.train.step.credit import advantages_of
-from assay.train.step.failed_rewards import FailedRewards
-from assay.train.step.learner import Learner
-from assay.train.step.verbs import StepVerbs
-from assay.train.trainer_step import CallerPrompts, CallerReward, Stats, StepStats
-from assay.train.user_checks import check_problems, check_tensors, numbers, short
-from assay.types import Prompt, Rollout, Totals
+from assay.train.trainer_step import Stats
+from assay.train.user_checks import check_problems, check_tensors, numbers
+from assay.types import Totals
 
 
 @final
@@ -49,9 +43,14 @@ class GRPOTrainer:
         mode and stays there: dropout would make the new log-probs differ from the old ones at equal weights.
     reward_fn: called once a step as reward_fn(prompts, completions) with two lists of N = P * G entries, the
         completions of one prompt adjacent: texts with a tokenizer, else lists of token ids (a sampled end token
-        included). Returns N numbers; None for a completion that could not be scored.
+        included). A column that stands beside the prompts, as in {"prompt": ..., "answer": ...}, comes as a keyword of
+        that name. Returns N numbers; None for a completion that could not be scored. A list of functions: the sum
+        of what they return, weighted by reward_weights.
     optimizer: made from model.parameters(), with its own rate and schedule; None: AdamW over float32 masters at
         learning_rate, by default 1e-6.
+
+    A model that samples needs an end token: eos_id, or one that tokenizer or model name. Without it the trainer takes
+    batches that you sampled yourself, and then the model may be any torch module.
 
     >>> import torch
     >>> model = torch.nn.Embedding(4, 4)  # the smallest language model: the next token depends on the last one
@@ -66,8 +65,9 @@ class GRPOTrainer:
     >>> [round(advantage, 3) for advantage in advantages.tolist()], stats["zero_variance_share"]
     ([0.866, -0.866, -0.866, 0.866, 0.0, 0.0, 0.0, 0.0], 0.5)
     >>> log_probs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
-    >>> loss, stats = trainer.compute_policy_loss(log_probs, log_probs.detach(), torch.tensor([2.0]))
-    >>> loss.item(), stats["ratio_mean"], stats["clipped_share"]
+    >>> loss = trainer.compute_policy_loss(log_probs, log_probs.detach(), torch.tensor([2.0]))
+    >>> loss.backward()
+    >>> loss.item(), trainer.loss_stats["ratio_mean"], trainer.loss_stats["clipped_share"]
     (-2.0, 1.0, 0.0)
     >>> trainer.train_step([[1, 3], [2]], step=0)["ratio_mean"]
     1.0
@@ -76,7 +76,7 @@ class GRPOTrainer:
     def __init__(
         self,
         model: nn.Module,
-        reward_fn: Callable[[list[Any], list[Any]], Any],
+        reward_fn: RewardFunction | Sequence[RewardFunction],
         optimizer: torch.optim.Optimizer | None = None,
         group_size: int = 4,
         kl_coef: float = 0.0,
@@ -92,6 +92,8 @@ class GRPOTrainer:
         epochs: int = 1,
         minibatches: int = 1,
         microbatches: int = 0,
+        gradient_accumulation_steps: int = 1,
+        reward_weights: Sequence[float] | None = None,
         learning_rate: float | None = None,
         clip_norm: float = 1.0,
         prompts_per_step: int = 8,
@@ -99,12 +101,10 @@ class GRPOTrainer:
         seed: int = 0,
     ) -> None:
         """Settings mean what they mean in assay/config/; microbatches = gradient accumulation, which leaves the
-        gradient as it is, 0 = as memory asks for; reward_timeout = seconds that one call of reward_fn may take;
-        clip_range may be (low, high)."""
+        gradient as it is, 0 = as memory asks for; gradient_accumulation_steps = batches of your own log-probs that
+        make one update; reward_timeout = seconds that one call of reward_fn may take; clip_range may be (low, high)."""
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is a {type(model).__name__}; pass the torch module itself, already loaded")
-        if not callable(reward_fn):
-            raise TypeError(f"reward_fn is a {type(reward_fn).__name__}; pass a function of (prompts, completions)")
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer is a {type(optimizer).__name__}; pass a torch optimizer, or None for AdamW")
         if optimizer is not None and learning_rate is not None:
@@ -134,30 +134,22 @@ class GRPOTrainer:
                 "microbatches": microbatches,
             },
         )
+        if gradient_accumulation_steps < 1:
+            raise ValueError(f"gradient_accumulation_steps = {gradient_accumulation_steps} is below its minimum 1")
+        if gradient_accumulation_steps > 1 and OBJECTIVES[objective].aggregation.endswith("token_mean"):
+            raise ValueError(
+                f"objective = {objective!r} divides by the tokens of the whole update, which no single batch knows; "
+                "take objective = 'grpo' or 'dr_grpo', or pass the update in one batch"
+            )
         self.model = model
-        self.reward_fn = reward_fn
+        self.rewards = reward_functions(reward_fn, reward_weights, self.config.reward)
         self.has_tokenizer = tokenizer is not None
-        self.policy = open_policy(
-            model,
-            TokenIds() if tokenizer is None else TokenizerCodec(tokenizer),
-            _end_tokens(model, tokenizer) if eos_id is None else (eos_id,),
-            self.config.rollout.temperature,
-            warnings.warn,
+        self.loss_stats: Stats = {}  # of the last call of compute_policy_loss
+        self._accumulation = (
+            None if optimizer is None else Accumulation(optimizer, gradient_accumulation_steps, clip_norm)
         )
-        self.config = budgeted(self.config, self.policy)
-        reference = self.policy.frozen_copy() if self.config.needs_reference else None
-        self.learner = Learner(
-            self.policy,
-            reference,
-            self.config.loss,
-            self.config.optimizer,
-            total_updates=1,  # a constant rate does not look at it
-            optimizer=optimizer,
-        )
-        self.engine = open_engine(self.policy)
-        self.optimizer = self.learner.optimizer
-        self.vocabulary = vocabulary_of(self.policy)
-        self.progress = Progress()
+        ends = end_tokens(model, tokenizer) if eos_id is None else (eos_id,)
+        self._sampled = SampledSteps(model, self.rewards, optimizer, tokenizer, ends, self.config) if ends else None
 
     def compute_advantages(
         self, rewards: Any, group_size: int | None = None, problems: Any = None
@@ -195,9 +187,11 @@ class GRPOTrainer:
         advantages: Tensor,
         mask: Tensor | None = None,
         ref_log_probs: Tensor | None = None,
-    ) -> tuple[Tensor, Stats]:
-        """(loss, stats) of one whole update. Log-probs are [B, T] (per token) or [N] (per sequence); advantages
-        [B] or [B, T]; mask, 1 or True on the completion tokens, is shaped as the log-probs."""
+    ) -> Tensor:
+        """The loss of one whole update; `loss_stats` then holds its numbers.
+
+        Log-probs are [B, T] (per token) or [N] (per sequence); advantages [B] or [B, T]; mask, 1 or True on the
+        completion tokens, is shaped as the log-probs."""
         fixed = {"old_log_probs": old_log_probs, "advantages": advantages, "ref_log_probs": ref_log_probs}
         check_tensors(log_probs, fixed, mask)
         if self.config.needs_reference and ref_log_probs is None:
@@ -220,7 +214,7 @@ class GRPOTrainer:
             settings=self.config.loss,
         )
         ratio = loss.ratio_BT[mask_BT]
-        stats = {
+        self.loss_stats = {
             "loss": loss.total.item(),
             "policy_loss": loss.policy.item(),
             "kl_loss": loss.kl.item(),
@@ -231,107 +225,103 @@ class GRPOTrainer:
             "tokens": tokens,
         }
         if ref_BT is not None:
-            stats["kl"] = kl_estimate(new_BT.detach(), ref_BT)[mask_BT].mean().item()
-        return loss.total, stats
+            self.loss_stats["kl"] = kl_estimate(new_BT.detach(), ref_BT)[mask_BT].mean().item()
+        return loss.total
 
-    def train_step(self, batch: Sequence[Any], step: int) -> Stats:
-        """Answers each prompt of `batch` (texts, or lists of token ids) group_size times and learns from the rewards.
+    def train_step(self, batch: Sequence[Any] | Mapping[str, Any], step: int) -> Stats:
+        """One step on prompts, or on a batch that you sampled yourself.
 
-        The stats are numbers, nan where a number does not exist, and `skipped`: why an update was not taken, or "".
-        `step` seeds the sampling: same weights, same batch, same step, same completions."""
-        return self._step(self._prompts(batch), step, StageClock(self.policy.device, None))
+        Prompts (texts, chat messages, lists of token ids, or rows with a `prompt` and other columns): each is answered
+        group_size times, and the policy learns from the rewards. `step` seeds the sampling: same weights, same batch,
+        same step, same completions.
 
-    def train(self, prompts: Sequence[Any], steps: int | None = None) -> list[Stats]:
+        A dict of `inputs`, `outputs`, `log_probs` (with gradient) and `old_log_probs`, perhaps `mask`, `ref_log_probs`
+        and columns for the reward: reward_fn(inputs, outputs) scores it. The optimizer steps after every
+        gradient_accumulation_steps such batches; `accumulated` counts them.
+
+        The stats are numbers, nan where a number does not exist, and `skipped`: why an update was not taken, or ""."""
+        if isinstance(batch, Mapping):
+            return self._learn(own_batch(batch, self.config.rollout.group_size), step)
+        sampled = self._sampled_steps()
+        return sampled.step(sampled.prompts(batch), step, StageClock(sampled.policy.device, None))
+
+    def evaluate(self, prompts: Sequence[Any], samples: int = 4) -> Stats:
+        """Answers each prompt once greedily and `samples` times sampled, and says what the rewards think of it.
+
+        Trains nothing. Every call uses the same random numbers, so that two calls differ by the weights alone."""
+        sampled = self._sampled_steps()
+        if samples < 1:
+            raise ValueError(f"samples = {samples} is below its minimum 1")
+        return sampled.evaluate(sampled.prompts(prompts), samples)
+
+    def train(
+        self,
+        prompts: Sequence[Any],
+        steps: int | None = None,
+        on_step: Callable[[Stats], object] = lambda stats: None,
+    ) -> list[Stats]:
         """Trains for `steps` steps, by default one pass over the prompts, and returns the stats of each. Every pass
-        is shuffled again and cut into batches of prompts_per_step; the last of a pass may be smaller."""
-        known = self._prompts(prompts)  # all of them now: a bad prompt is refused before the first step
+        is shuffled again and cut into batches of prompts_per_step; the last of a pass may be smaller. Calls `on_step`
+        after each step with its stats."""
+        sampled = self._sampled_steps()
+        known = sampled.prompts(prompts)  # all of them now: a bad prompt is refused before the first step
         size = self.config.rollout.prompts
         batches = math.ceil(len(known) / size)
         steps = batches if steps is None else steps
         if steps < 1:
             raise ValueError(f"steps = {steps} trains nothing; give 1 or more, or leave it out for one pass")
-        first = self.progress.step
+        first = sampled.progress.step
         history = []
         with Display(steps) as display:
-            clock = StageClock(self.policy.device, display, steps_before=first)
+            clock = StageClock(sampled.policy.device, display, steps_before=first)
             for index in range(steps):
                 lap, position = divmod(index, batches)
                 order = list(known)
                 random.Random(derived_seed(self.config.run.seed, "prompts", first, lap)).shuffle(order)
-                history.append(self._step(order[position * size : (position + 1) * size], first + index, clock))
+                history.append(sampled.step(order[position * size : (position + 1) * size], first + index, clock))
+                on_step(history[-1])
         return history
 
-    def _prompts(self, prompts: Sequence[Any]) -> list[Prompt]:
-        if isinstance(prompts, str | Tensor):
-            raise TypeError(
-                f"the prompts are a {type(prompts).__name__}; pass a list of texts or of lists of token ids"
-            )
-        if not len(prompts):
-            raise ValueError("the list of prompts is empty; there is nothing to answer")
-        return [self._prompt(index, prompt) for index, prompt in enumerate(prompts)]
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self._own_batches().optimizer if self._sampled is None else self._sampled.learner.optimizer
 
-    def _prompt(self, index: int, prompt: Any) -> Prompt:
-        if isinstance(prompt, str):
-            if not self.has_tokenizer:
-                raise TypeError(f"prompt {index} is a text, but there is no tokenizer; pass tokenizer= or token ids")
-            tokens, text = tuple(self.policy.codec.encode(prompt)), prompt
-        elif isinstance(prompt, list | tuple) and all(type(token) is int for token in prompt):
-            tokens, text = tuple(prompt), self.policy.codec.decode(prompt)
-        else:
-            raise TypeError(
-                f"prompt {index} is {short(prompt)}; a prompt is a text or a list of token ids without padding (put "
-                "chat messages through tokenizer.apply_chat_template(..., tokenize=False) first)"
-            )
-        if not tokens:
-            raise ValueError(f"prompt {index} is empty; a policy cannot continue nothing")
-        unknown = [token for token in tokens if not 0 <= token < self.vocabulary]
-        if unknown:
+    @property
+    def policy(self) -> CausalPolicy:
+        """The model as what it is sampled and scored by."""
+        return self._sampled_steps().policy
+
+    def _sampled_steps(self) -> SampledSteps:
+        if self._sampled is None:
+            where = "tokenizer and model name" if self.has_tokenizer else "the model's config names"
+            raise ValueError(f"{where} no end token; pass eos_id=, the token that ends a completion")
+        if self._accumulation is not None and self._accumulation.batches > 1:
             raise ValueError(
-                f"prompt {index} holds token {unknown[0]}, but the model knows tokens 0 to {self.vocabulary - 1}; "
-                "is this the model's own tokenizer?"
+                "gradient_accumulation_steps counts batches of your own log-probs; prompts are answered and learned in "
+                "one step, which microbatches= cuts without changing its gradient"
             )
-        check_room(str(index), len(tokens), self.config.rollout.max_tokens, self.policy.context)
-        return Prompt(id=str(index), text=text, tokens=tokens, answer="")
+        return self._sampled
 
-    def _step(self, prompts: Sequence[Prompt], step: int, clock: StageClock) -> Stats:
-        """One step of the loop in train/loop.py."""
-        self.model.eval()  # the caller may have changed it since
-        policy = rejoin_family(self.policy, warnings.warn)
-        if policy is not self.policy:
-            self.policy = self.learner.policy = policy
-            self.engine = open_engine(policy)
-        config = replace(self.config, rollout=replace(self.config.rollout, prompts=len(prompts)))
-        source = CallerPrompts(prompts, config.run.seed)
-        reward = CallerReward(self._reward, config.reward.max_failed, config.reward.timeout, self.policy.device)
-        verbs = StepVerbs(config, self.learner, self.engine, source, reward, FailedRewards(config), clock)
-        stats = StepStats(config, clock)
-        train(verbs.stages(stats.record, stats.safe_point), replace(self.progress, step=step, update=0), None, step + 1)
-        self.progress = stats.progress
-        return stats.stats
+    def _own_batches(self) -> Accumulation:
+        if self._accumulation is None:
+            raise ValueError("a batch of log-probs needs an optimizer to step with; pass optimizer=")
+        return self._accumulation
 
-    def _reward(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> Any:
-        if self.has_tokenizer:
-            return self.reward_fn([prompt.text for prompt in prompts], [rollout.text for rollout in rollouts])
-        return self.reward_fn(
-            [list(prompt.tokens) for prompt in prompts], [list(rollout.tokens) for rollout in rollouts]
+    def _learn(self, batch: OwnBatch, step: int) -> Stats:
+        accumulation = self._own_batches()
+        self.rewards.check_columns(list(batch.columns))
+        scores = self.rewards.score(batch.inputs, batch.outputs, batch.columns, batch.log_probs.device)
+        advantages, stats = self.compute_advantages([score.reward for score in scores])
+        advantages = advantages.to(batch.log_probs.device)
+        loss = self.compute_policy_loss(
+            batch.log_probs, batch.old_log_probs, advantages, batch.mask, batch.ref_log_probs
         )
-
-
-class TokenIds:
-    """The codec of a model without a tokenizer: its texts are the token ids themselves.
-
-    >>> TokenIds().decode([5, 0, 12])
-    '5 0 12'
-    """
-
-    def encode(self, text: str) -> list[int]:
-        return [int(word) for word in text.split()]
-
-    def chat(self, messages: Messages) -> list[int]:
-        raise TypeError("there is no tokenizer, so there is no chat template; pass tokenizer=")
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return " ".join(map(str, tokens))
+        has_signal = self.config.needs_reference or bool(advantages.any())
+        update = accumulation.add(loss, has_signal)
+        shown = {"reward_mean": stats["mean"], "reward_std": stats["std"], "rollouts_unscored": stats["unscored"]}
+        return {
+            "step": step, **self.loss_stats, **shown, "zero_variance_share": stats["zero_variance_share"], **update
+        }  # fmt: skip
 
 
 def _config(**settings: Mapping[str, Any]) -> Config:
@@ -347,11 +337,3 @@ def _config(**settings: Mapping[str, Any]) -> Config:
         }.items():
             sentence = sentence.replace(ours, theirs)
         raise ValueError(re.sub(rf"\b({'|'.join(settings)})\.", "", sentence)) from None
-
-
-def _end_tokens(model: nn.Module, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    ends = end_tokens(model, tokenizer)
-    if not ends:
-        where = "the model's config names" if tokenizer is None else "tokenizer and model name"
-        raise ValueError(f"{where} no end token; pass eos_id=, the token that ends a completion")
-    return ends

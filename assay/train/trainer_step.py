@@ -1,29 +1,19 @@
-"""What a step of GRPOTrainer has of its own: prompts and a reward function from Python, and stats in place of a record.
-
-The reward function runs in a thread of its own with a deadline: closures and models on a GPU work as they are, and a
-call that never returns is an error instead of a silence.
-"""
+"""What a step of GRPOTrainer has of its own: prompts from Python, and stats in place of a record."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from threading import Thread
 from typing import Any
-
-import torch
 
 from assay.config import Config
 from assay.record.metrics import metrics_row, timings_row
-from assay.rewards import Asked, OnScore
 from assay.train.failure import RunFailed
 from assay.train.progress import CollectedGroups, Progress, StepInProgress
 from assay.train.randomness import derived_seed
 from assay.train.show.clock import StageClock
-from assay.train.user_checks import numbers
-from assay.types import Prompt, Rollout, Score, StepRecord
+from assay.types import Prompt, StepRecord
 
 Stats = dict[str, Any]
 
@@ -48,63 +38,13 @@ class CallerPrompts:
         return derived_seed(self.seed, "rollout", progress.step)
 
 
-@dataclass(frozen=True, slots=True)
-class CallerReward:
-    """A Reward: calls `function` once for all completions of a step."""
-
-    function: Callable[[Sequence[Prompt], Sequence[Rollout]], Any]
-    max_failed: float
-    timeout: float
-    device: torch.device
-
-    def score(self, pairs: Sequence[Asked], on_score: OnScore) -> list[Score]:
-        rewards = numbers(self._call([prompt for prompt, _ in pairs], [rollout for _, rollout in pairs]), "reward_fn")
-        if len(rewards) != len(pairs):
-            raise ValueError(
-                f"reward_fn returned {len(rewards)} rewards for {len(pairs)} completions; return one for each, in "
-                "their order"
-            )
-        unscored = [row for row, reward in enumerate(rewards) if reward is None]
-        if len(unscored) > self.max_failed * len(rewards):
-            raise RunFailed(
-                f"reward_fn returned None for {len(unscored)} of {len(rewards)} completions (the first of them is "
-                f"{unscored[0]}), more than {self.max_failed:.0%}; repair it, or give a bad answer a number"
-            )
-        return [Score.failed("returned None") if reward is None else Score.of({"reward": reward}) for reward in rewards]
-
-    def close(self) -> None:
-        pass
-
-    def _call(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> Any:
-        future: Future[Any] = Future()
-
-        def call() -> None:
-            try:
-                if self.device.type == "cuda":
-                    torch.cuda.set_device(self.device)  # a new thread would start on GPU 0
-                future.set_result(self.function(prompts, rollouts))
-            except BaseException as error:  # whatever it is, it is raised where the trainer waits
-                future.set_exception(error)
-
-        Thread(target=call, name="reward_fn", daemon=True).start()
-        wait([future], timeout=self.timeout)
-        if not future.done():
-            raise TimeoutError(
-                f"reward_fn did not return within reward_timeout = {self.timeout:g} seconds for {len(rollouts)} "
-                "completions and is left behind in its thread; find out where it waits, or raise reward_timeout"
-            )
-        error = future.exception()
-        if error is not None:
-            error.add_note(f"raised by reward_fn, called for {len(rollouts)} completions; no update was made")
-        return future.result()
-
-
 @dataclass(slots=True)
 class StepStats:
     """The verb `record` and the safe point of a step; the loop sets `stats` and `progress`."""
 
     config: Config
     clock: StageClock
+    rewards: Sequence[str] = ()  # the names of the functions, where there are several
     stats: Stats = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
 
@@ -142,6 +82,8 @@ class StepStats:
         row = metrics_row(record)
         self.stats = {"step": progress.step, **{name: _number(row[name]) for name in STATS}}
         self.stats["tokens"] = row["tokens_in_loss"]
+        for name in self.rewards:
+            self.stats[f"reward_{name}_mean"] = _number(row[f"reward_{name}_mean"])
         if has_reference:
             self.stats["kl"] = _number(row["ref_kl"])
         self.stats["skipped"] = next((update.skipped for update in current.updates if update.skipped), "")

@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,19 +23,30 @@ from assay.watch.imports import AfterImport
 from assay.watch.process import run_script
 
 if TYPE_CHECKING:
+    from assay.doctor.evidence import Curves
     from assay.programs.run.observe.places import Places
     from assay.programs.run.watched import ScriptFailure, WatchedRun
     from assay.watch.trl_runs import TRLRuns
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """A copy of the script runs; the report names the user's files."""
+
+    judged: str  # the script as the user named it
+    folder: str  # in which the user stands
+    copied: tuple[str, str]  # folder of the copy, and that of the user's files as it is shown
+    report: Callable[[WatchedRun, Mapping[str, Any], Curves | None], dict[str, Any]]
 
 
 class ScriptWatch:
     """Holds the run; begins when torch is imported; writes the report when three rollout batches were seen, when the
     observation is over, and when the script fails."""
 
-    def __init__(self, script: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, script: Path, settings: dict[str, Any], rehearsed: Rehearsed | None = None) -> None:
         self.script, self.folder = script, os.getcwd()
         self._whole = script.resolve()  # the script may go to another folder
-        self.settings = settings
+        self.settings, self._rehearsed = settings, rehearsed
         self.observer: Any = None
         self.trl: TRLRuns | None = None
         self._written = self._is_over = False
@@ -53,13 +66,15 @@ class ScriptWatch:
     def run(self) -> WatchedRun:
         from assay.programs.run.watched import WatchedRun
 
+        if self._rehearsed is not None:
+            return WatchedRun(self._rehearsed.judged, self._rehearsed.folder)
         return WatchedRun(str(self.script), self.folder)
 
     @cached_property
     def places(self) -> Places:
         from assay.programs.run.observe.places import Places
 
-        return Places(self.script, self._whole)
+        return Places(self.script, self._whole, None if self._rehearsed is None else self._rehearsed.copied)
 
     def _broke(self, error: Exception) -> None:
         self._faults.append(sentence(error))
@@ -125,6 +140,7 @@ class ScriptWatch:
 
     def _failure(self, error: BaseException) -> ScriptFailure:
         from assay.programs.run.watched import ScriptFailure
+        from assay.watch.failure import is_of_names
 
         place = None
         traceback = error.__traceback__
@@ -139,14 +155,16 @@ class ScriptWatch:
             and place is not None
             and (raised.place.file, raised.place.line) == (place.file, place.line)
         )
-        return ScriptFailure(type(error).__name__, str(error), place, raised if is_it else None)
+        of_names = is_of_names(error, self.places)
+        return ScriptFailure(type(error).__name__, str(error), place, raised if is_it else None, of_names)
 
     def write(self) -> None:
         from assay.watch.report import report
 
         self.run.notes += self._faults
         self._faults = []
-        self._put(report(self.run, self.settings, None if self.trl is None else self.trl.curves))
+        make = report if self._rehearsed is None else self._rehearsed.report
+        self._put(make(self.run, self.settings, None if self.trl is None else self.trl.curves))
         self._written = True
 
     def _show(self, result: dict[str, Any]) -> bool:

@@ -44,7 +44,9 @@ def run(
 
     The report goes to stderr, or to `out`: stdout is the script's.
     """
-    _look_at(script, steps, how, out)
+    look_at(script, steps, how)
+    if how not in ("full", "concise") and out is None:
+        raise WatchError(f"--format {how} needs --out FILE: stdout belongs to the script")
     select(catalogue(), chosen, ignored)  # raises UnknownCode before the script runs
     with tempfile.TemporaryDirectory(prefix="assay-watch-") as folder:
         result = Path(folder) / "report.json"
@@ -71,7 +73,8 @@ def run(
     return code or int(report["code"])
 
 
-def _look_at(script: Path, steps: int | None, how: str, out: Path | None) -> None:
+def look_at(script: Path, steps: int | None, how: str) -> None:
+    """Raises WatchError where it cannot be run."""
     if not script.is_file():
         what = "is a directory" if script.is_dir() else "does not exist"
         raise WatchError(f"{script} {what}; give the Python file that trains")
@@ -85,8 +88,6 @@ def _look_at(script: Path, steps: int | None, how: str, out: Path | None) -> Non
         raise WatchError(f"--steps is {steps}; give 1 or more optimizer steps, or leave it out")
     if how not in FORMATS:
         raise WatchError(f"--format is {how!r}; it must be one of {', '.join(FORMATS)}")
-    if how not in ("full", "concise") and out is None:
-        raise WatchError(f"--format {how} needs --out FILE: stdout belongs to the script")
 
 
 def _wait(command: Sequence[str]) -> int:

@@ -21,18 +21,24 @@ class AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        after = self._after.pop(fullname, None)
+        after = self._after.pop(fullname, None)  # two of us would search through each other for ever
         if after is None:
             return None
+        spec = None
         for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(fullname, path, target)
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(fullname, path, target)
             if spec is not None:
-                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Then(spec.loader, after)
-                return spec
-        return None
+                break
+        self._after[fullname] = after  # a search may be all: importlib.util.find_spec imports nothing
+        if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _Then(spec.loader, self._first)
+        return spec
+
+    def _first(self, module: ModuleType) -> None:
+        after = self._after.pop(module.__name__, None)
+        if after is not None:
+            after(module)
 
     def install(self) -> None:
         for name in [name for name in self._after if name in sys.modules]:

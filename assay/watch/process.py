@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import os
 import signal
@@ -12,6 +13,9 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the package
+_STANDINS = os.path.join(
+    _HERE, "rehearsal", "standins"
+)  # what they raise is not the script's, and their frames show it
 
 
 class _Script(importlib.machinery.SourceFileLoader):
@@ -22,21 +26,32 @@ class _Script(importlib.machinery.SourceFileLoader):
         return code
 
 
-def run_script(script: Path, arguments: Sequence[str], ending: Callable[[BaseException | None], None]) -> int:
-    """Runs it; `ending` is called once when it is over, with what it raised. Returns the exit code.
+def run_script(
+    script: Path,
+    arguments: Sequence[str],
+    ending: Callable[[BaseException | None], None],
+    package: str | None = None,
+) -> int:
+    """Runs it; `ending` is called once when it is over, with what it raised. Returns the exit code. A script of a
+    package runs as `python -m` would run it.
 
     SystemExit and KeyboardInterrupt end the process as they would: by the code, by the signal.
     """
     file = os.path.abspath(script)
     module = ModuleType("__main__")
     loader = _Script("__main__", file)
-    module.__dict__.update(__file__=file, __loader__=loader, __builtins__=__builtins__, __spec__=None, __package__=None)
+    module.__dict__.update(
+        __file__=file, __loader__=loader, __builtins__=__builtins__, __spec__=None, __package__=package
+    )
     sys.modules["__main__"] = module
     sys.argv[:] = [str(script), *arguments]
-    sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    if package is None:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     end = _Once(ending)
     _before_exit(end)
     try:
+        if package:
+            importlib.import_module(package)
         loader.exec_module(module)
     except SystemExit as stop:
         _flush()
@@ -105,7 +120,8 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
         return None
     rest = _without_ours(traceback.tb_next)
     file = traceback.tb_frame.f_code.co_filename
-    if file.startswith((_HERE + os.sep, "<frozen importlib")) and (file.startswith(_HERE) or rest is not None):
+    is_ours = file.startswith(_HERE + os.sep) and not file.startswith(_STANDINS)
+    if is_ours or (file.startswith("<frozen importlib") and rest is not None):
         return rest
     traceback.tb_next = rest
     return traceback

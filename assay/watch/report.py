@@ -20,6 +20,7 @@ from assay.programs.program import Program
 from assay.programs.read.script import read_program
 from assay.programs.read.text import SourceError
 from assay.programs.run.not_finite import first_not_finite
+from assay.programs.run.not_understood import not_understood
 from assay.programs.run.watched import WatchedRun
 from assay.verdict import Confidence
 from assay.watch.ratio_table import ratio_lines
@@ -61,7 +62,8 @@ def evidence_of(run: WatchedRun, *, read: bool = True) -> Evidence:
         except FAULTS as error:
             notes.append(f"the text could not be read, by a fault of assay: {type(error).__name__}: {error}")
     is_trl = bool(run.batches) and not run.updates  # its calls were not recorded
-    seen = run if run.torch_was_used and not is_trl else None
+    stopped_at_name = run.failure is not None and run.failure.is_of_names
+    seen = run if (run.torch_was_used and not is_trl) or stopped_at_name else None
     return Evidence(batches=tuple(run.batches), notes=tuple(notes), run=seen, programs=programs)
 
 
@@ -109,4 +111,4 @@ def _sentences(run: WatchedRun) -> list[str]:
             f"{len(run.updates)} optimizer steps were observed, but no log-probs of chosen tokens or actions were "
             "recognised in a loss"
         )
-    return lines
+    return lines + not_understood(run)

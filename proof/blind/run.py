@@ -1,4 +1,4 @@
-"""python -m proof.blind.run OUT.json [--round 2] [--jobs 2] [DOOR ...]: what the doctor says of the specimens.
+"""python -m proof.blind.run OUT.json [--round 3] [--jobs 2] [DOOR ...]: what the doctor says of the specimens.
 
 Each door is the one a user takes: our trainer's run directory, `attach` beside TRL, `assay watch`, `assay.observe`, and
 `assay doctor` on a log.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-SPECIMENS = {1: HERE / "specimens", 2: HERE / "specimens2"}  # by round
+SPECIMENS = {1: HERE / "specimens", 2: HERE / "specimens2", 3: HERE / "specimens3"}  # by round; the third: scripts only
 DOORS = ("trainer", "trl", "scripts", "classic", "observe", "logs")
 SECONDS = 300  # a specimen takes some 20 on a quiet core
 
@@ -61,11 +61,16 @@ def load(path):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("doors", nargs="*", choices=[[], *DOORS], default=[])
-    parser.add_argument("--round", type=int, choices=SPECIMENS, default=2)
+    parser.add_argument("doors", nargs="*", metavar="DOOR", help=f"by default all: {', '.join(DOORS)}")
+    parser.add_argument("--round", type=int, choices=SPECIMENS, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    make_logs(SPECIMENS[options.round] / "logs")
+    unknown = [door for door in options.doors if door not in DOORS]
+    if unknown:
+        parser.error(f"{unknown[0]!r} is not a door; choose from {', '.join(DOORS)}")
+    logs = SPECIMENS[options.round] / "logs"
+    if logs.exists():
+        make_logs(logs)
     todo = [
         (door, path)
         for door in options.doors or DOORS

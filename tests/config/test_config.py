@@ -156,6 +156,7 @@ def test_the_trainer_class_has_the_defaults_of_the_schema_but_for_those_it_choos
     from assay import GRPOTrainer
 
     chosen = {"group_size", "max_tokens", "objective", "epochs", "seed", "prompts_per_step", "reward_timeout"}
+    chosen |= {"gradient_accumulation_steps"}  # of batches that a caller sampled
     sections = to_mapping(Config()).values()
     of_sections = {name: value for section in sections for name, value in section.items() if name != "scale"}
     of_sections["scale"] = Config().advantage.scale  # judge.scale is something else

@@ -12,14 +12,15 @@ PAGE = Path(__file__).parents[2] / "docs/proof-blind.md"
 
 
 def labels(number, door):
-    return [json.loads(line) for line in (SPECIMENS[number] / door / "labels.jsonl").read_text().splitlines()]
+    path = SPECIMENS[number] / door / "labels.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def test_the_page_is_that_of_the_record():
     assert PAGE.read_text() == page_text(), "run: python -m proof.blind.table docs/proof-blind.md"
 
 
-@pytest.mark.parametrize(("number", "planted", "sound"), [(1, 166, 126), (2, 94, 66)])
+@pytest.mark.parametrize(("number", "planted", "sound"), [(1, 166, 126), (2, 94, 66), (3, 36, 20)])
 def test_every_specimen_has_a_label(number, planted, sound):
     for door in DOORS:
         files = {label["file"].rstrip("/") for label in labels(number, door)}

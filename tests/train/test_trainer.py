@@ -61,8 +61,8 @@ def test_training_shows_its_progress(capsys):
         ([[1], "abc"], "prompt 1 is a text, but there is no tokenizer; pass tokenizer= or token ids"),
         ("abc", "the prompts are a str; pass a list of texts or of lists of token ids"),
         (torch.ones(2, 2), "the prompts are a Tensor; pass a list of texts or of lists of token ids"),
-        ([1, 2], "prompt 0 is 1; a prompt is a text or a list of token ids without padding"),
-        ([[{"role": "user"}]], r"prompt 0 is the list \[{'role': 'user'}\]; .* tokenizer\.apply_chat_template"),
+        ([1, 2], "prompt 0 is 1; a prompt is a text, a list of token ids without padding, or a list of chat"),
+        ([[{"role": "user"}]], r"prompt 0 is the list \[{'role': 'user'}\]; .* each with 'role' and 'content'"),
         ([[1, 7]], "prompt 0 holds token 7, but the model knows tokens 0 to 6; is this the model's own tokenizer"),
     ],
 )
@@ -186,7 +186,7 @@ def test_models_and_functions_of_the_wrong_kind_are_refused():
     model = nn.Embedding(7, 7)
     with pytest.raises(TypeError, match=r"^model is a str; pass the torch module itself"):
         GRPOTrainer("some/model", share_of_good)
-    with pytest.raises(TypeError, match=r"^reward_fn is a list; pass a function of"):
+    with pytest.raises(TypeError, match=r"^reward_fn is a float; pass a function of"):
         GRPOTrainer(model, [1.0], eos_id=EOS)
     with pytest.raises(TypeError, match=r"^optimizer is a float; pass a torch optimizer, or None for AdamW"):
         GRPOTrainer(model, share_of_good, 0.1, eos_id=EOS)
@@ -197,7 +197,7 @@ def test_models_and_functions_of_the_wrong_kind_are_refused():
 
 def test_a_model_must_say_where_a_completion_ends():
     with pytest.raises(ValueError, match=r"^the model's config names no end token; pass eos_id="):
-        GRPOTrainer(nn.Embedding(7, 7), share_of_good)
+        GRPOTrainer(nn.Embedding(7, 7), share_of_good).train([[1]])
     with pytest.raises(ValueError, match=r"^eos_id = 7 can never be sampled: the model knows tokens 0 to 6"):
         GRPOTrainer(nn.Embedding(7, 7), share_of_good, eos_id=7)
     several = llama()

@@ -90,7 +90,9 @@ def two_rows():
 
 def test_the_policy_loss_has_the_hand_worked_value_and_gradient():
     new, old, advantages = two_rows()
-    loss, stats = bigram().compute_policy_loss(new, old, advantages)
+    trainer = bigram()
+    loss = trainer.compute_policy_loss(new, old, advantages)
+    stats = trainer.loss_stats
     # row 0: -min(1.25, 1.2) = -1.2 and -min(0.5, 0.8) = -0.5, mean -0.85
     # row 1: -min(-1.25, -1.2) = 1.25 and -min(-0.5, -0.8) = 0.8, mean 1.025
     torch.testing.assert_close(loss, torch.tensor((-0.85 + 1.025) / 2))
@@ -108,7 +110,9 @@ def test_masked_tokens_do_not_count_and_may_be_anything(dtype):
     new, old, advantages = two_rows()
     old[1, 1] = math.nan
     mask = torch.tensor([[1, 1], [1, 0]]).to(dtype)
-    loss, stats = bigram().compute_policy_loss(new, old, advantages, mask)
+    trainer = bigram()
+    loss = trainer.compute_policy_loss(new, old, advantages, mask)
+    stats = trainer.loss_stats
     torch.testing.assert_close(loss, torch.tensor((-0.85 + 1.25) / 2))
     assert stats["tokens"] == 3
 
@@ -116,27 +120,31 @@ def test_masked_tokens_do_not_count_and_may_be_anything(dtype):
 def test_sequence_log_probs_and_token_advantages_are_understood():
     new, old, advantages = two_rows()
     trainer = bigram()
-    whole, _ = trainer.compute_policy_loss(new, old, advantages)
-    by_token, _ = trainer.compute_policy_loss(new, old, advantages[:, None].repeat(1, 2))
+    whole = trainer.compute_policy_loss(new, old, advantages)
+    by_token = trainer.compute_policy_loss(new, old, advantages[:, None].repeat(1, 2))
     assert whole.item() == by_token.item()
-    sequences, _ = trainer.compute_policy_loss(new[:, 0], old[:, 0], advantages)
+    sequences = trainer.compute_policy_loss(new[:, 0], old[:, 0], advantages)
     torch.testing.assert_close(sequences, torch.tensor((-1.2 + 1.25) / 2))
 
 
 def test_clip_range_may_have_two_sides_and_the_objective_can_be_chosen():
     new, old, advantages = two_rows()
-    loss, stats = bigram(clip_range=(0.6, 0.1)).compute_policy_loss(new, old, advantages)
+    trainer = bigram(clip_range=(0.6, 0.1))
+    loss = trainer.compute_policy_loss(new, old, advantages)
+    stats = trainer.loss_stats
     # -min(1.25, 1.1), -0.5 | 1.25, 0.5
     torch.testing.assert_close(loss, torch.tensor((-1.1 - 0.5 + 1.25 + 0.5) / 4))
     assert stats["clipped_share"] == 0.25
-    constant, _ = bigram(objective="dr_grpo").compute_policy_loss(new, old, advantages)
+    constant = bigram(objective="dr_grpo").compute_policy_loss(new, old, advantages)
     torch.testing.assert_close(constant, torch.tensor((-1.2 - 0.5 + 1.25 + 0.8) / (2 * 6)))  # 2 rows of max_tokens 6
 
 
 def test_the_kl_to_the_reference_is_added_to_the_loss():
     new = torch.tensor([[-1.0]], requires_grad=True)
     ref = new.detach() - math.log(2)
-    loss, stats = bigram(kl_coef=0.1).compute_policy_loss(new, new.detach(), torch.tensor([1.0]), ref_log_probs=ref)
+    trainer = bigram(kl_coef=0.1)
+    loss = trainer.compute_policy_loss(new, new.detach(), torch.tensor([1.0]), ref_log_probs=ref)
+    stats = trainer.loss_stats
     kl = 0.5 - 1 + math.log(2)  # k3 with d = log 2
     assert loss.item() == pytest.approx(-1 + 0.1 * kl)
     assert (stats["kl"], stats["kl_loss"]) == pytest.approx((kl, 0.1 * kl))
@@ -157,7 +165,7 @@ def test_log_probs_without_gradient_are_refused_where_a_gradient_could_be():
     with pytest.raises(ValueError, match=r"^log_probs carries no gradient, so that nothing would be learned"):
         bigram().compute_policy_loss(new.detach(), old, advantages)
     with torch.no_grad():
-        loss, _ = bigram().compute_policy_loss(new.detach(), old, advantages)
+        loss = bigram().compute_policy_loss(new.detach(), old, advantages)
     assert loss.item() == pytest.approx(0.0875)
 
 

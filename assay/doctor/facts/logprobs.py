@@ -138,6 +138,8 @@ def row_spans(batch: Batch) -> tuple[Array, Array]:
         first_B, end_B = _loss_span(mask_BT)
         # no more loss tokens than were sampled, and yet some lie beyond: lengths do not count from the first column
         moved_B = (end_B > lengths_B) & (mask_BT.sum(axis=1) <= lengths_B)
+        if moved_B.any() and (behind_B := _behind_prompts(batch)) is not None:
+            return behind_B, np.clip(behind_B + lengths_B, 0, mask_BT.shape[1])
         if moved_B.any():
             return np.where(end_B > 0, first_B, 0), end_B
         if mask_BT.any():
@@ -181,4 +183,14 @@ def _behind_prompts(batch: Batch) -> Array | None:
         same_BP = (tokens_BT[:, :width] == prompts_BP[:, dropped:]) | ~real_BP[:, dropped:]
         if len(same_BP) and same_BP.all() and real_BP[:, dropped:].any():
             return np.full(len(tokens_BT), width, dtype=np.int64)
+        behind_B = _behind_each(tokens_BT, [ids[real][dropped:] for ids, real in zip(prompts_BP, real_BP, strict=True)])
+        if behind_B is not None:
+            return behind_B
     return None
+
+
+def _behind_each(tokens_BT: Array, prompts: list[Array]) -> Array | None:
+    """Where prompts of different lengths stand at the left of their rows, each followed by its completion."""
+    lengths_B = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+    begins = all(np.array_equal(row[: len(prompt)], prompt) for row, prompt in zip(tokens_BT, prompts, strict=True))
+    return lengths_B if begins and len(lengths_B) and lengths_B.min() > 0 else None

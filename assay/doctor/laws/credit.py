@@ -24,7 +24,7 @@ Advantages by a formula that the doctor does not know: a length bonus, a curricu
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -57,13 +57,46 @@ from assay.doctor.recompute.credit_space import (
     order_that_fits,
 )
 from assay.doctor.recompute.match import tolerance
+from assay.programs.run.returns import weighings
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+)
 
 MANY_ROWS, MANY_VALUES = 8, 4  # rows and different advantages that no wrong axis gives by chance
 FEWEST_OLD = 2  # steps with a baseline of the same rewards, and as many with an older one
 FEWEST_GROUPS = 3  # with different rewards
 RELATED = 0.5  # correlation of rewards and advantages inside groups
+WEIGHINGS = {  # mistaken ways to make weights of rewards, and what to do
+    "uncut": (
+        "the weight of an action is the sum of the rewards {series} after it, {how}, that goes on over the ends of "
+        "{ends} episodes: actions are paid for what later episodes earned",
+        "Set the running sum to 0 where an episode ended: running = reward + gamma * running * (1 - done).",
+    ),
+    "past": (
+        "the weight of an action is the sum of the rewards {series} up to it, {how}: it is paid for what came before, "
+        "and not for what it led to",
+        "Add the rewards up from the last step to the first.",
+    ),
+    "without own": (
+        "the weight of an action is the sum of the rewards {series} after its own, {how}: its own is left out",
+        "Add the action's own reward first: running = reward + gamma * running; then store it.",
+    ),
+    "reversed": (
+        "the weights are the sums of the rewards {series} after each action, {how}, in the opposite order: the first "
+        "action has the return of the last one",
+        "Turn the list around after it was filled from the end, or put each return in front.",
+    ),
+}
 NEARLY = 1e-3  # relative: what epsilons and 16 bits leave
 
 
@@ -122,6 +155,34 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
         return check_batch(batches[-1])
     verdict = _of_levels(usable) or _of_earlier_visits(usable)
     return verdict or not_applicable("no mistaken baseline is the same in all steps")
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """Of a small environment: each action is weighed by the rewards that came after it, until its episode ended."""
+    known = weighings(run)
+    if not known and run.updates:
+        yield not_enough_data(
+            "rewards that lie in the script's variables, one for each action, and weights made of them"
+        )
+    for weighing in known:
+        series = f"`{weighing.rewards}`"
+        how = f"discounted by {weighing.discount:g}" if weighing.discount < 1 else "not discounted"
+        if not weighing.form:
+            yield healthy(
+                f"each of {weighing.actions} actions is weighed by the rewards {series} that came after it, {how}",
+                Fact("ends of episodes inside", weighing.ends),
+                places=(weighing.place,),
+            )
+            continue
+        words, fix = WEIGHINGS[weighing.form]
+        yield finding(
+            words.format(series=series, how=how, ends=weighing.ends),
+            Fact("actions whose weight is just that", weighing.actions),
+            confidence=Confidence.LIKELY,
+            severity=Severity.HARMFUL if weighing.form == "uncut" else Severity.FATAL,
+            fix=fix,
+            places=(weighing.place,),
+        )
 
 
 def _with_groups(batch: Batch) -> Batch:

@@ -26,6 +26,8 @@ that term. Tokens at the edge of the clip range are left out, because rounding d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from assay.config.sections import LossConfig
@@ -37,8 +39,21 @@ from assay.doctor.recompute.loss import AGGREGATIONS, aggregation_of, weights
 from assay.doctor.recompute.shares import Shares, misplaced, shares_of
 from assay.doctor.recompute.terms import gradients, loss_settings, terms
 from assay.grpo import OBJECTIVES
+from assay.programs.run.bonuses import critics_in_weights
+from assay.programs.run.roles import flows
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+)
 
 SMALLEST_BOUND = 1.5  # of a ratio: nobody has a delta or a dual clip below
 TINY_PULL = 1e-6  # of a token with an advantage of 1
@@ -46,6 +61,23 @@ FEWEST_DEAD = 3  # tokens without a gradient that are more than an accident
 EDGE = 1e-3  # of the ratio: a token this near to a bound may be on either side of it
 OFF_SHARE = {"float32": 1e-2, "bfloat16": 0.1, "float16": 3e-2}  # of a token's own gradient
 FLOOR = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 3e-3}  # of the largest gradient: rounding of the KL's part
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """Advantages through which the policy's part of the loss reaches the critic."""
+    found = False
+    for _, flow in flows(run):
+        for product, weight in critics_in_weights(flow):
+            found = True
+            yield finding(
+                f"the weight of the log-probs, `{weight.place.text}`, still has a gradient: the policy's part of the "
+                "loss trains the critic as well, towards predictions that make unlikely actions look good",
+                confidence=Confidence.LIKELY,
+                places=(weight.place, product.place),
+                fix="Detach what the critic predicted before it weighs the log-probs: returns - values.detach().",
+            )
+    if not found and run.updates:
+        yield not_enough_data("advantages of which a critic's numbers are a part")
 
 
 def check_batch(batch: Batch) -> Verdict:

@@ -27,7 +27,7 @@ another policy on purpose.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -39,6 +39,7 @@ from assay.doctor.examples import edit_batch, healthy_batch, healthy_curves, of_
 from assay.doctor.facts.calibration import calibration_of
 from assay.doctor.facts.ends import ends_at_the_limit, is_of_all_rows, pool_ends
 from assay.doctor.facts.logprobs import completion_places
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -59,6 +60,7 @@ UNSURE = 0.05  # nats: below it the entropies hold no randomness to look at
 BOUND = 4.5  # standard deviations, with room for rare tokens: chance leaves this less than once in 20,000 checks
 SURE = 6.0
 STEPS_OF_ACTIONS = 2
+FEWEST_REPLACED, LEAST_REPLACED = 8, 0.01  # of the trained actions
 SAME_WEIGHTS = 1e-4  # nats between old and new before any update
 NATS = 12.0  # of evidence, after all that was tried: chance leaves this less than once in 100,000 checks
 STEPS = 5  # whose metrics are pooled
@@ -105,6 +107,26 @@ def check_batches(batches: Sequence[Batch]) -> Verdict:
     if not known:
         raise reasons[0] if reasons else Missing("plain_variance")
     return _by_place(known) or _judge(pool(known), None, f" of {len(known)} steps")
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """Actions that were put in place of drawn ones, and are scored as if the policy had drawn them."""
+    counts = [update.replaced for update in run.updates if update.replaced is not None]
+    if not counts and run.updates:
+        yield not_enough_data("actions that stand where others were drawn")
+    others, of = sum(count for count, _ in counts), sum(of for _, of in counts)
+    if others < max(FEWEST_REPLACED, LEAST_REPLACED * of) or sum(count > 0 for count, _ in counts) < STEPS_OF_ACTIONS:
+        return
+    update = next(update for update in run.updates if update.replaced is not None)
+    yield finding(
+        f"{others} of {of} trained actions are not those that were drawn at their state: something else was put in "
+        "their place (exploration at random, a rule), and the loss scores them as if the policy had drawn them",
+        Fact("trained actions that nothing drew", others, 0),
+        confidence=Confidence.POSSIBLE,  # exploration may be meant, however biased
+        fix="Score what really chose the action: the mixture of policy and exploration, in old and in new. Or train "
+        "the drawn actions alone.",
+        places=(update.pieces[0].new.place,),
+    )
 
 
 def _by_calibration(batches: Sequence[Batch]) -> Verdict | None:

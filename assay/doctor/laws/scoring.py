@@ -32,9 +32,10 @@ from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.facts.logprobs import loss_tokens, may_be_sampled_by_old
 from assay.doctor.laws.pattern import describe, worst
 from assay.doctor.recompute.consistent import consistent
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
 from assay.record.metrics import LARGEST_FLOAT32, MEAN_LOW_PRECISION
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy
+from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_enough_data
 
 SURE = 0.5  # mean |difference| of a row, in nats, that no rounding leaves
 FEW = 4  # tokens: the mean over fewer is chance in 16 bits
@@ -48,6 +49,24 @@ PAIRS = (
     ("old_logprobs", "plain_logprobs", "log-probs of the policy that sampled"),
     ("ref_logprobs", "plain_ref_logprobs", "log-probs of the reference"),
 )
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """Of a small environment: actions that are scored at the state of another step."""
+    moved = [update for update in run.updates if update.states_moved is not None]
+    for update in moved:
+        count, of, shift = update.states_moved or (0, 0, 0)
+        side = "after" if shift > 0 else "before"
+        yield finding(
+            f"{count} of {of} actions are scored at the state of the step {side}, not at the one they were drawn at",
+            Fact("actions at another state", count, 0),
+            severity=Severity.FATAL,
+            confidence=Confidence.LIKELY,
+            places=(update.pieces[0].new.place,),
+            fix="Store the state before the environment is stepped, and keep a copy of it beside the action.",
+        )
+    if not moved and run.updates:
+        yield not_enough_data("actions in the order in which they were drawn, and the states of both")
 
 
 def check_batch(batch: Batch) -> Verdict:

@@ -23,7 +23,7 @@ A trainer that leaves out rows on purpose (a filter of answers, a curriculum) wi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,8 +34,20 @@ from assay.doctor.examples import healthy_batch, of_batch
 from assay.doctor.facts.logprobs import completion_places
 from assay.doctor.laws.pattern import describe
 from assay.doctor.recompute.consistent import consistent
+from assay.programs.run.returns import trained_after_the_end
+from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
-from assay.verdict import Confidence, Fact, Missing, Severity, Verdict, finding, healthy, not_applicable
+from assay.verdict import (
+    Confidence,
+    Fact,
+    Missing,
+    Severity,
+    Verdict,
+    finding,
+    healthy,
+    not_applicable,
+    not_enough_data,
+)
 
 # a call, and what came back for it, by the names that are in use
 RETURNED = re.compile(
@@ -52,6 +64,22 @@ LEAST_LIKELY = -25.0  # of the log-probability of one token at all of them: any 
 FEWEST_EPISODES = 3
 MOST_EPISODES = 0.8  # of those that ended
 SOME_BEGIN = 0.5  # of the rows with loss tokens whose first column is one
+
+
+def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    """Of a small environment: actions that were drawn when their episode was over, and are trained."""
+    found = trained_after_the_end(run)
+    for update, name, trained, over in found:
+        yield finding(
+            f"{trained} of {over} actions that were drawn after the end of their episode, by `{name}`, are in the "
+            "loss: the environment paid nothing for them",
+            Fact("trained actions after the end", trained, 0),
+            confidence=Confidence.LIKELY,
+            places=(update.pieces[0].new.place,),
+            fix="Multiply the loss of each step by whether the episode still ran when the action was drawn.",
+        )
+    if not found and run.updates:
+        yield not_enough_data("a stored flag that says when each episode was over, and rewards that end with it")
 
 
 def check_batch(batch: Batch) -> Verdict:

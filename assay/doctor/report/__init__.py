@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from assay.doctor.diagnosis import Diagnosis, Word
 from assay.doctor.evidence import Batch, Evidence
@@ -57,6 +58,7 @@ class Report:
     unread: str = ""  # the sentence on why nothing of it could be read
     crash: Crash | None = None
     lines: Lines = field(default_factory=dict, repr=False)  # of the files that findings point at
+    rehearsal: Mapping[str, Any] | None = None  # of a script that was rehearsed: how far it got, and with what
 
     @classmethod
     def of(cls, path: str, evidence: Evidence, diagnosis: Diagnosis) -> Report:

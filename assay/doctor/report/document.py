@@ -50,6 +50,7 @@ def _report(report: Report) -> dict[str, Any]:
         ],
         "crashed": [_with_message(word) for word in said(State.CRASHED)],
         "notes": list(report.diagnosis.notes),
+        **({"rehearsal": dict(report.rehearsal)} if report.rehearsal is not None else {}),
         **({"unread": report.unread} if report.unread else {}),
         **({"crash": str(report.crash)} if report.crash else {}),
     }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import NO_TRAINING, Report, escape
@@ -101,8 +102,25 @@ def bold(text: str, colour: bool) -> str:
     return f"\x1b[{_BOLD}m{text}\x1b[0m" if colour else text
 
 
+def _rehearsal(rehearsal: Mapping[str, Any], width: int) -> list[str]:
+    """How far it got, and what was stood in for."""
+    ways = {"steps": "enough steps", "time": "the time limit", "failed": "its own failure", "obstacle": "an obstacle"}
+    ways |= {"killed": "its process, before a report", "": "its process, while it ran"}
+    events = ", ".join(f"{event} {seconds:.1f} s" for event, seconds in rehearsal["seconds"].items())
+    ended = ways.get(rehearsal["ended"], "its last line")
+    lines = _line(f"rehearsed  {events or 'not started'}; it ended with {ended}", width)
+    # a model stands in for weights and for sizes: one line says it
+    stood_in = list(dict.fromkeys(f"{made['what']} ({made['by']})" for made in rehearsal["replaced"]))
+    more = f", and {len(stood_in) - MOST_NAMED} more" if len(stood_in) > MOST_NAMED else ""
+    shown = ", ".join(stood_in[:MOST_NAMED])
+    lines += _line(f"stand-ins  {shown}{more}", width) if stood_in else []
+    walls = ", ".join(rehearsal["walls"])
+    return [*lines, *(_line(f"sandbox    {walls}", width) if walls else []), ""]
+
+
 def _one(report: Report, width: int, colour: bool, all_passes: bool, why: bool, is_alone: bool = True) -> str:
     lines = [bold(escape(report.path), colour) + f": {escape(report.looked_at)}", ""]
+    lines += _rehearsal(report.rehearsal, width) if report.rehearsal is not None else []
     notes = report.diagnosis.notes
     most = len(notes) if all_passes or len(notes) <= MOST_NOTES else MOST_NOTES - 1
     lines += [line for note in notes[:most] for line in _line(f"note     {note}", width)]

@@ -6,10 +6,11 @@ of a function that nobody calls), from what is made of it: exp(a - b) that is cl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from assay.programs.graph import SAME_NUMBERS, UNKNOWN, Graph, Value
+from assay.programs.graph import RESHAPES, SAME_NUMBERS, UNKNOWN, Graph, Value
 from assay.programs.walk import peel, walk
 
 
@@ -109,6 +110,8 @@ _TURNS: dict[str, tuple[str, dict[Kind, Kind]]] = {
     "sample": ("drawn from a distribution", {Kind.DISTRIBUTION: Kind.SAMPLED}),
 }
 _BLANK = frozenset("zeros empty zeros_like empty_like full full_like new_zeros new_empty new_full".split())
+# what is done to a difference of log-probs before its exp
+_BEFORE_EXP = RESHAPES | frozenset("clamp nan_to_num mul div sum mean masked_fill cast setitem".split())
 _SHAPED = frozenset(
     "index div mul cast view reshape flatten squeeze transpose permute masked_fill phi topk".split()
 )  # between logits and their softmax
@@ -281,6 +284,8 @@ class Kinds:
             return self._kept(value, value.input.input) if value.setting("0") == 0 else None
         if value.input is not None and takes_best(value.input) and value.setting("0") in (0, 1):
             return self._turned(value.input, "argmax") if value.setting("0") == 1 else None
+        if value.name == "unpacked" and value.input is not None and value.input.op == "generate":
+            return self._kept(value, value.input) if value.setting("0") == 0 else None  # tokens come first
         inner = self.of(value.input)
         if is_order(value.input) and self.is_a(value.argument("0"), Kind.SAMPLED):
             return Known(Kind.SAMPLED, value, "tokens at drawn places of an order", self.of(value.argument("0")))
@@ -406,11 +411,11 @@ class Kinds:
 def used_as(value: Value, kinds: Kinds) -> Known | None:
     """A ratio is clamped around 1; a difference of log-probs is what its exp is taken of."""
     inner, other = value.input, value.argument("other")
-    if value.op == "exp" and inner is not None and inner.op == "sub" and _is_clipped(value):
+    if value.op == "exp" and inner is not None and _is_clipped(value) and _is_difference(inner):
         return Known(Kind.RATIO, value, "exp of a difference that is clamped around 1")
     if value.op == "div" and _is_clipped(value) and other is not None and not is_number(other):
         return Known(Kind.RATIO, value, "a quotient that is clamped around 1")
-    if value.op == "sub" and any(user.op == "exp" and _is_clipped(user) for user in value.users):
+    if value.op == "sub" and any(user.op == "exp" and _is_clipped(user) for user in _made_before_exp(value)):
         return Known(Kind.LOG_RATIO, value, "its exp is clamped around 1")
     if value.op == "mul" and any(user.op == "exp" for user in value.users):
         logs = [
@@ -436,7 +441,21 @@ def _is_clipped(value: Value) -> bool:
 def _has_exp(difference: Value, inner: Value) -> bool:
     """Whether the exp is taken of it, or of the same difference written a second time."""
     same = [user for user in inner.users if user.op == "sub" and user.arguments == difference.arguments]
-    return any(user.op in ("exp", "expm1") for value in (difference, *same) for user in value.users)
+    return any(user.op in ("exp", "expm1") for value in (difference, *same) for user in _made_before_exp(value))
+
+
+def _is_difference(value: Value) -> bool:
+    """Whether it is a difference, or one that was bounded, masked or summed."""
+    return peel(value, _BEFORE_EXP).op == "sub"
+
+
+def _made_before_exp(difference: Value) -> Iterator[Value]:
+    """What is made of a difference on the way to its exp: bounded, masked, summed."""
+    return walk(
+        difference,
+        lambda one: one.users if one is difference or one.op in _BEFORE_EXP else (),
+        until=lambda one: one is not difference and one.op not in _BEFORE_EXP,
+    )
 
 
 def around_one(clamp: Value) -> bool:

@@ -9,7 +9,7 @@ from itertools import islice
 
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred
-from assay.programs.graph import Value
+from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
 from assay.programs.walk import ancestors, peel, users, walk
@@ -161,8 +161,9 @@ def _as_reward(program: Program, label: str, number: Value) -> str:
         or not key.arguments
         or id(part) in program.policy_factor_ids
         or "1" in part.arguments
+        or (part.context.loops and any(bound.constant is UNKNOWN for bound in key.inputs))
     ):
-        return ""
+        return ""  # the part of one turn, which is shown with that turn
     return f"`{label}` is the mean of a part of the step's rewards, `{part.place.text}`"
 
 

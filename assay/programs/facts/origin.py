@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import islice
 
 from assay.programs.facts.kinds import Kind, Kinds
@@ -97,12 +98,43 @@ class Origins:
         if value.op == "forward":
             model = network(value.arguments["model"])
             return not any(same_network(model, part) for part in self._frozen)
+        if value.op == "call" and "callee" in value.arguments and is_network_call(value, self.kinds):
+            model = network(value.arguments["callee"])
+            return True if any(same_network(model, part) for part in self._strangers) else None
         if value.op == "parameter" or (value.op in ("call", "method", "attribute") and "callee" in value.arguments):
             return None
+        if value.op == "method" and value.input is not None and network(value.input).op in NETWORKS:
+            return None  # what a method of a network gives, the text does not say
         answers = [self._gradient[id(part)] for part in self._behind(value)]
         if True in answers:
             return True
         return None if None in answers or (not answers and value.op in ("attribute", "unknown")) else False
+
+    @cached_property
+    def _strangers(self) -> list[Value]:
+        """Networks that are handed in, of which the text shows that they are trained.
+
+        An optimizer holds their parameters; or a loss is differentiated that no other network is in.
+        """
+        found = [network(model) for model in self._held()]
+        for backward in self.graph.of("backward"):
+            calls = self.forwards(backward.input) if backward.input is not None else []
+            attached = [call for call in calls if not call.context.no_grad]
+            if any(call.op == "forward" for call in attached):
+                continue
+            models = [network(call.arguments["callee"]) for call in attached]
+            if models and all(same_network(model, models[0]) for model in models):
+                found.append(models[0])
+        return found
+
+    def _held(self) -> list[Value]:
+        """The networks whose parameters an optimizer holds."""
+        return [
+            network(parameters.input)
+            for optimizer in self.graph.of("optimizer")
+            for parameters in _parameters(optimizer.arguments.get("parameters"))
+            if parameters.input is not None
+        ]
 
     def _find_frozen(self) -> list[Value]:
         """Networks whose parameters are set to need no gradient."""
@@ -219,11 +251,7 @@ class Origins:
 
     def trained(self) -> list[Value]:
         """The networks whose parameters an optimizer holds; else those through which a loss is differentiated."""
-        found: list[Value] = []
-        for optimizer in self.graph.of("optimizer"):
-            for parameters in _parameters(optimizer.arguments.get("parameters")):
-                if parameters.input is not None:
-                    found.append(network(parameters.input))
+        found = self._held()
         if not found:
             for backward in self.graph.of("backward"):
                 if backward.input is not None:
@@ -249,6 +277,8 @@ def _inside_its_shell(value: Value) -> Value | None:
     if value.op == "phi" and "0" in value.arguments:
         return next((part for part in value.inputs if part.constant is UNKNOWN), None)
     whole = value.input if value.op == "attribute" and value.name in _PARTS else None
+    if whole is not None and value.name == "module" and whole.op in ("parameter", "attribute"):
+        return whole
     return whole if whole is not None and (whole.op in _SHELLS or whole.op in NETWORKS) else None
 
 
@@ -353,7 +383,7 @@ def same_network(one: Value, other: Value) -> bool:
 def is_network_call(value: Value, kinds: Kinds) -> bool:
     """A call of a whole network: of the program's own, of a library's, or of a parameter that is used as one."""
     if value.op == "forward":
-        return value.name not in ("CrossEntropyLoss", "NLLLoss", "Softmax", "LogSoftmax")
+        return not value.name.endswith("Loss") and value.name not in ("Softmax", "LogSoftmax")
     if value.op == "call" and "callee" in value.arguments:
         return kinds.is_a(value, Kind.OUTPUT, Kind.LOGITS) or any(
             user.op in ("attribute", "index") and user.name == "logits" for user in value.users

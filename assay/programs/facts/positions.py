@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from assay.programs.facts.kinds import SCORES, Kind
 from assay.programs.facts.origin import given_to, is_network_call
+from assay.programs.facts.sampling.tokens import encoding_behind
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing, Table
@@ -74,8 +75,10 @@ class Spans:
             span = self.of(inner, depth - 1)
             return whole if span.is_row else replace(span, is_row=True)
         if value.op == "attribute" and value.name in ("logits", "sequences", "input_ids") and inner is not None:
-            is_field = value.name == "input_ids" or inner.op in ("generate", "forward", "call")
-            return self.of(inner, depth - 1) if is_field and value.name != "input_ids" else whole
+            if value.name == "input_ids":
+                encoding = encoding_behind(value)
+                return self.of(encoding, depth - 1) if encoding is not None else whole
+            return self.of(inner, depth - 1) if inner.op in ("generate", "forward", "call") else whole
         if value.op in ("unsqueeze", "squeeze") and inner is not None:
             dim = value.setting("dim", value.setting("1", -1))
             if dim in (-1, 2):
@@ -114,7 +117,7 @@ class Spans:
         ids = given_ids(call)
         if ids is None or _is_cached(call) or _cuts_inside(call):
             return None
-        span = self.of(ids, depth - 1)
+        span = self.of((encoding_behind(ids) or ids) if ids.op == "table" else ids, depth - 1)
         for name in ("given_logits_to_keep", "given_num_logits_to_keep", "logits_to_keep", "num_logits_to_keep"):
             kept = call.argument(name)
             if kept is not None:
@@ -132,7 +135,8 @@ class Spans:
         if isinstance(value.name, str) and value.name in ("logits", "sequences"):
             return self.of(inner, depth - 1)
         if isinstance(keys[0].constant, str):
-            return None  # a field of a batch is a tensor of its own
+            encoding = encoding_behind(value) if value.name == "input_ids" else None
+            return self.of(encoding, depth - 1) if encoding is not None else None  # other fields stand for themselves
         if keys[0].constant is Ellipsis:
             return self.of(inner, depth - 1) if len(keys) == 2 and keys[1].constant in (None, 0) else None
         if any(key.constant is Ellipsis for key in keys):
@@ -303,10 +307,15 @@ def _gives_tensor(call: Value) -> bool:
 def given_ids(call: Value) -> Value | None:
     """The token ids that a call of a network is given."""
     names = {name.removeprefix("given_"): given for name, given in call.arguments.items()}
-    if any(name in names for name in ("decoder_input_ids", "inputs_embeds", "labels", "pixel_values")):
+    if any(name in names for name in ("decoder_input_ids", "inputs_embeds", "pixel_values")):
         return None
     named = [names[name] for name in _INPUTS if name in names]
-    return next(iter([*named, *given_to(call)]), None)
+    ids = next(iter([*named, *given_to(call)]), None)
+    labels = names.get("labels")
+    if ids is None or labels is None or labels is ids:
+        return ids
+    encoding = encoding_behind(ids)
+    return ids if encoding is not None and encoding_behind(labels) is encoding else None  # a decoder has its own
 
 
 def _is_cached(call: Value) -> bool:

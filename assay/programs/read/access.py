@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 
 from assay.programs.graph import UNKNOWN, Value
-from assay.programs.read.collections import element, first, hold, put
+from assay.programs.read.collections import choices, drawn, element, first, hold, put
 from assay.programs.read.interpreter import Interpreter, numbered
+from assay.programs.read.records import parts_of
 from assay.programs.read.things import Bound, Call, Class, Function, Instance, Library, Listing, Table
 from assay.programs.walk import peel
 
@@ -15,7 +16,9 @@ def attribute(interpreter: Interpreter, base: Value, name: str, node: ast.AST) -
     thing = base.thing
     if isinstance(thing, Library):
         return interpreter.library(node, f"{thing.path}.{name}")
-    key = (id(thing if isinstance(thing, Instance) else base), name)
+    # the network within its wrapper
+    is_inside = name == "module" and any(part.op == "wrapped" for part in (base, *choices(base)))
+    key = (id(thing if isinstance(thing, Instance) and not is_inside else base), name)
     if isinstance(thing, Instance) and key in interpreter.heap:
         return interpreter.heap[key]
     if isinstance(thing, Instance | Class):
@@ -24,11 +27,18 @@ def attribute(interpreter: Interpreter, base: Value, name: str, node: ast.AST) -
             return _member(interpreter, base, member, name, node)
     if isinstance(thing, Table) and name in thing.entries and thing.is_namespace:
         return interpreter.resolve(thing.entries[name])
+    if (
+        thing is None
+        and not is_inside
+        and key not in interpreter.heap
+        and any(_is_object(part) for part in choices(base))
+    ):
+        parts = [part for part in choices(base) if part.constant is UNKNOWN]
+        return interpreter.phi(node, [attribute(interpreter, part, name, node) for part in parts])
     if key not in interpreter.heap:
         interpreter.keep(thing if isinstance(thing, Instance) else base)
-        inside = name == "module" and base.op == "wrapped"  # the network within its wrapper
         interpreter.heap[key] = interpreter.new(
-            "attribute", node, {"input": base}, name=name, thing=thing if inside else None
+            "attribute", node, {"input": base}, name=name, thing=thing if is_inside else None
         )
     return interpreter.heap[key]
 
@@ -49,16 +59,27 @@ def _member(interpreter: Interpreter, base: Value, member: Value, name: str, nod
     return interpreter.new("bound", node, {"input": base}, name=name, thing=Bound(function, base))
 
 
+def _is_object(value: Value) -> bool:
+    """Something whose attributes the program itself has set."""
+    return isinstance(value.thing, Instance) or (isinstance(value.thing, Table) and value.thing.is_namespace)
+
+
 def subscript(interpreter: Interpreter, base: Value, keys: list[Value], node: ast.AST) -> Value:
     found: Value | None = None
+    if len(keys) == 1 and base.thing is None:
+        holders = [part for part in choices(base) if _may_hold(part, keys[0])]
+        if any(isinstance(part.thing, Table | Listing) for part in holders):
+            return interpreter.phi(node, [subscript(interpreter, part, keys, node) for part in holders])
     if base.thing is None and holds_modules(base):
         return _part_of_network(interpreter, base, str(keys[0].constant), node)
-    if len(keys) == 1 and isinstance(base.thing, Table):
+    if len(keys) == 1 and isinstance(base.thing, Instance):
+        found = _item_of_object(interpreter, base, base.thing, keys[0], node)
+    elif len(keys) == 1 and isinstance(base.thing, Table):
         found = _entry(interpreter, base, base.thing, keys[0], node)
     elif len(keys) == 1 and isinstance(base.thing, Listing) and base.op != "phi":
         found = _item(interpreter, base, base.thing, keys[0], node)
     if found is not None:
-        return found
+        return drawn(interpreter, base, found, node)
     if len(keys) == 1 and isinstance(name := keys[0].constant, str):
         memo = (id(base), f"[{name}]")
         if memo not in interpreter.heap:
@@ -66,6 +87,19 @@ def subscript(interpreter: Interpreter, base: Value, keys: list[Value], node: as
             interpreter.heap[memo] = interpreter.new("index", node, {"input": base, "0": keys[0]}, name=name)
         return interpreter.heap[memo]
     return interpreter.new("index", node, {"input": base, **numbered(keys)})
+
+
+def _may_hold(value: Value, key: Value) -> bool:
+    """Whether there may be something under a key; of a list or a dictionary the text may say that there is not."""
+    thing, name = value.thing, key.constant
+    if not isinstance(thing, Table | Listing):
+        return value.constant is UNKNOWN
+    if isinstance(thing, Table):
+        return name is UNKNOWN or isinstance(name, float) or name in thing.entries or bool(thing.rest)
+    if not thing.elements:
+        return False
+    is_beyond = isinstance(name, int) and not -len(thing.elements) <= name < len(thing.elements)
+    return not (thing.exact and is_beyond)
 
 
 def _entry(interpreter: Interpreter, base: Value, table: Table, under: Value, node: ast.AST) -> Value | None:
@@ -99,6 +133,20 @@ def _item(interpreter: Interpreter, base: Value, listing: Listing, under: Value,
     if key is UNKNOWN and all(_is_written(value) for value in elements):  # which one, the key says
         return _unplaced(interpreter, base, under, elements[:16], node)
     return first(interpreter, base, node) if key in (0, -1) else element(interpreter, base, node)
+
+
+def _item_of_object(
+    interpreter: Interpreter, base: Value, instance: Instance, key: Value, node: ast.AST
+) -> Value | None:
+    """x[key] of an object of the program: its own __getitem__, or a field of a named tuple."""
+    parts = parts_of(interpreter, base)
+    if parts is not None and isinstance(key.constant, int) and -len(parts) <= key.constant < len(parts):
+        return parts[key.constant]
+    member = instance.member("__getitem__")
+    if member is None or not isinstance(member.thing, Function) or base.op in ("deepcopy", "wrapped"):
+        return None
+    method = interpreter.new("bound", node, {"input": base}, name="__getitem__", thing=Bound(member.thing, base))
+    return interpreter.invoke(method, Call(node, [key]))
 
 
 def _part_of_network(interpreter: Interpreter, base: Value, name: str, node: ast.AST) -> Value:
@@ -181,15 +229,21 @@ def keys_of(interpreter: Interpreter, node: ast.Subscript) -> list[Value]:
 def _unpack(interpreter: Interpreter, targets: list[ast.expr], value: Value, node: ast.AST) -> None:
     thing = value.thing
     starred = [number for number, target in enumerate(targets) if isinstance(target, ast.Starred)]
-    exact = thing.elements if isinstance(thing, Listing) and thing.exact else None
+    exact = thing.elements if isinstance(thing, Listing) and thing.exact else parts_of(interpreter, value)
+    tuples = [part.thing.elements for part in choices(value) if isinstance(part.thing, Listing) and part.thing.exact]
+    if exact is None and not starred and tuples and all(len(elements) == len(targets) for elements in tuples):
+        exact = [interpreter.phi(node, part) for part in zip(*tuples, strict=True)]
     if exact is not None and starred and len(exact) >= len(targets) - 1:
         first, behind = starred[0], len(exact) - (len(targets) - starred[0] - 1)
         exact = [*exact[:first], interpreter.listing(node, exact[first:behind]), *exact[behind:]]
+    rows = [part.thing for part in value.inputs] if value.op == "zip" else []
+    if rows and all(isinstance(row, Listing) and row.exact and len(row.elements) == len(targets) for row in rows):
+        exact = [interpreter.listing(node, list(part)) for part in zip(*(row.elements for row in rows), strict=True)]
     for number, target in enumerate(targets):
         if thing is None and holds_modules(value) and not starred:
             part = _part_of_network(interpreter, value, str(number), node)
         elif exact is not None and len(exact) == len(targets):
-            part = exact[number]
+            part = drawn(interpreter, value, exact[number], target)
         else:
             arguments = {"input": value, "0": interpreter.constant(target, number)}
             part = interpreter.new("index", target, arguments, name="unpacked")

@@ -8,12 +8,15 @@ from itertools import takewhile
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.read import library
 from assay.programs.read.access import attribute
+from assay.programs.read.collections import choices
 from assay.programs.read.interpreter import Interpreter, numbered
 from assay.programs.read.things import Bound, Call, Class, Frame, Function, Instance, Library, Listing, Partial, Table
 from assay.programs.walk import ancestors
 
 DEEPEST = 24  # calls within calls
 TIMES_ON_STACK = 1  # a function that calls itself is not followed
+MOST_DECLARED = 4  # records that a parameter may be
+_MANY = ("list", "List", "Sequence", "Iterable", "Iterator", "tuple", "Tuple", "Deque", "deque")
 MOST_OF_FUNCTION = 6_000  # values: a function whose walks have made more is not walked through again
 
 
@@ -45,8 +48,14 @@ def _call_of(interpreter: Interpreter, node: ast.Call) -> Value:
     given = _given(interpreter, node)
     if function.attr == "forward" and isinstance(base.thing, Instance) and base.thing.cls.is_module:
         return _call_instance(interpreter, base, base.thing, given)
-    if method is not None:
+    if method is not None and not (base.op == "optimizer" and function.attr in ("step", "zero_grad")):
         return invoke(interpreter, method, given)
+    objects = [
+        part for part in choices(base) if isinstance(part.thing, Instance) and _has(interpreter, part, function.attr)
+    ]
+    if objects:
+        methods = [attribute(interpreter, part, function.attr, function) for part in objects]
+        return interpreter.phi(node, [invoke(interpreter, method, given) for method in methods])
     return library.method(interpreter, base, function.attr, given)
 
 
@@ -100,6 +109,9 @@ def invoke(interpreter: Interpreter, callee: Value, given: Call) -> Value:
         return _call_instance(interpreter, callee, thing, given)
     if isinstance(thing, Library):
         return library.call(interpreter, thing, given)
+    own = [part for part in choices(callee) if isinstance(part.thing, Function | Bound | Partial | Class | Instance)]
+    if thing is None and own:
+        return interpreter.phi(given.node, [invoke(interpreter, part, given) for part in own])
     if callee.op == "attribute" and callee.input is not None and library.is_known_method(callee.name):
         # clear = optimizer.zero_grad; clear()
         return library.method(interpreter, callee.input, callee.name, given)
@@ -180,6 +192,7 @@ def _bind(interpreter: Interpreter, function: Function, given: Call) -> None:
     positional, keywords = given.positional, given.keywords
     names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     known = [*names, *(argument.arg for argument in arguments.kwonlyargs)]
+    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     spread = any(value.op == "starred" for value in positional)
     plain = function.owner is None and not getattr(function.node, "decorator_list", None)
     if plain and not spread and arguments.vararg is None and len(positional) > len(names):
@@ -200,6 +213,11 @@ def _bind(interpreter: Interpreter, function: Function, given: Call) -> None:
         if default is not None and not spread and "**" not in keywords:
             variables[name] = default
         else:
+            annotation = next((part.annotation for part in parameters if part.arg == name), None)
+            declared = _declared(interpreter, function, annotation) if annotation is not None else None
+            if declared is not None and default is None:
+                variables[name] = declared
+                continue
             variables[name] = interpreter.new("parameter", function.node, name=name)
             if default is not None and default.constant is not UNKNOWN:
                 variables[name].arguments["default"] = default
@@ -207,9 +225,38 @@ def _bind(interpreter: Interpreter, function: Function, given: Call) -> None:
         interpreter.store(name, value)
 
 
+def _declared(interpreter: Interpreter, function: Function, annotation: ast.expr) -> Value | None:
+    """What a parameter that is given nothing may be, where it is declared: `batch: Batch`, `rows: list[Row]`.
+
+    Records that the program has made elsewhere are meant; None where it has made none.
+    """
+    names = [getattr(part, "id", getattr(part, "value", None)) for part in ast.walk(annotation)]
+    frame: Frame | None = function.frame
+    found: Value | None = None
+    while frame is not None and found is None:
+        found = next(
+            (frame.variables[name] for name in names if isinstance(name, str) and name in frame.variables), None
+        )
+        frame = frame.outer
+    cls = interpreter.resolve(found).thing if found is not None else None
+    if not isinstance(cls, Class) or not cls.is_record:
+        return None
+    made = [value for value in interpreter.graph.of("instance") if value.thing.cls is cls][-MOST_DECLARED:]
+    if not made:
+        return None
+    record = interpreter.phi(function.node, made)
+    is_many = isinstance(annotation, ast.Subscript) and getattr(annotation.value, "id", "") in _MANY
+    return interpreter.listing(function.node, [record], exact=False) if is_many else record
+
+
 def instantiate(interpreter: Interpreter, cls: Class, given: Call) -> Value:
     instance = Instance(cls)
     interpreter.keep(instance)
+    paths = cls.library_bases()
+    if library.is_optimizer_class(paths):
+        return interpreter.new(
+            "optimizer", given.node, library.given_to_optimizer(given), name=cls.name, thing=instance
+        )
     value = interpreter.new("instance", given.node, name=cls.name, thing=instance)
     start = cls.method("__init__")
     if start is not None:
@@ -226,19 +273,40 @@ def instantiate(interpreter: Interpreter, cls: Class, given: Call) -> Value:
         after = cls.method("__post_init__")
         if after is not None:
             enter(interpreter, after, Call(given.node, [value]), owner=value)
+    elif paths:
+        _keep_given(interpreter, value, given)
     return value
+
+
+def _keep_given(interpreter: Interpreter, owner: Value, given: Call) -> None:
+    """What an object gives to the __init__ of a library's class: such a class keeps it under the same name."""
+    for name, value in given.keywords.items():
+        interpreter.heap.setdefault_at((id(owner.thing), name), value)
+    for name in ("policy", "policy_model", "actor"):
+        if name in given.keywords:
+            interpreter.heap.setdefault_at((id(owner.thing), "model"), given.keywords[name])
 
 
 def _call_instance(interpreter: Interpreter, callee: Value, instance: Instance, given: Call) -> Value:
     member = instance.member("__call__") or instance.member("forward")
     if member is None or not isinstance(member.thing, Function):
         return library.unknown_call(interpreter, callee, given)
+    first = len(interpreter.graph.values)
     output = enter(interpreter, member.thing, given.with_first(callee), owner=callee)
-    if not instance.cls.is_module:
-        return output
+    if not instance.cls.is_module or not any(map(_has_weights, interpreter.graph.values[first:])):
+        return output  # a loss that is written as a module is arithmetic, not a network
     names = [argument.arg for argument in member.thing.node.args.args[1:]]
     arguments = {**dict(zip(names, given.positional, strict=False)), **given.keywords}
     return _forward(interpreter, callee, output, arguments, given.node)
+
+
+def _has_weights(value: Value) -> bool:
+    """Whether a step of a forward pass asks a layer, a network or a tensor of weights."""
+    if value.op == "forward":
+        return not library.is_without_weights(value.name)
+    if value.op == "super" or (value.op == "call" and "callee" in value.arguments):
+        return True
+    return any(part.op in library.MODELS and part.op != "instance" for part in value.inputs)
 
 
 def _forward(
@@ -262,4 +330,6 @@ def _super(interpreter: Interpreter, name: str, given: Call) -> Value:
             member = ancestor.members.get(name)
             if member is not None and isinstance(member.thing, Function):
                 return enter(interpreter, member.thing, given.with_first(owner), owner=owner)
+        if name == "__init__":
+            _keep_given(interpreter, owner, given)
     return interpreter.new("super", given.node, numbered([*given.positional, *given.keywords.values()]), name=name)

@@ -6,9 +6,11 @@ import ast
 
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.read.interpreter import Interpreter
-from assay.programs.read.things import Listing, Table
+from assay.programs.read.things import Bound, Call, Function, Instance, Listing, Table
+from assay.programs.walk import walk
 
 MOST_EACH = 16  # entries that are followed one by one
+MOST_CHOICES = 8  # things that a value may be, followed one by one
 
 
 def extend(interpreter: Interpreter, base: Value, listing: Listing, other: Value, node: ast.AST) -> None:
@@ -54,8 +56,22 @@ def each(interpreter: Interpreter, source: Value, node: ast.AST) -> list[Value] 
         ]
     thing = source.thing
     if isinstance(thing, Listing) and thing.exact and 0 < len(thing.elements) <= MOST_EACH:
+        if source.name == "fields":
+            return thing.elements
         return thing.elements if all(isinstance(value.constant, str) for value in thing.elements) else None
     return None
+
+
+def choices(value: Value) -> list[Value]:
+    """What a value may be that the text does not decide, without None; nothing where it is not such a choice."""
+    is_one_of = value.op == "element" and ("key" in value.arguments or value.name == "next")
+    if is_one_of and value.input is not None and value.input.op == "phi":
+        value = value.input
+    if value.op != "phi":
+        return []
+    ends = [part for part in walk(value, lambda one: one.inputs if one.op == "phi" else ()) if part.op != "phi"]
+    found = [part for part in ends if part.constant is not None]
+    return found if len(found) <= MOST_CHOICES else []
 
 
 def element(interpreter: Interpreter, container: Value, node: ast.AST) -> Value:
@@ -63,8 +79,15 @@ def element(interpreter: Interpreter, container: Value, node: ast.AST) -> Value:
     thing, inner = container.thing, container.input
     if container.op == "module" and container.name in ("ModuleList", "Sequential"):
         return interpreter.new("submodule", node, {"input": container})
+    if container.op == "element" and container.name == "next" and isinstance(thing, Listing) and thing.elements:
+        inner_thing = interpreter.phi(node, thing.elements[:16]).thing
+        return interpreter.new("element", node, {"input": container}, thing=inner_thing)
     if isinstance(thing, Listing) and thing.elements:
         return interpreter.phi(node, thing.elements[:16])
+    options = choices(container) if thing is None else []
+    if any(isinstance(part.thing, Listing) and part.thing.elements for part in options):
+        filled = [part for part in options if not isinstance(part.thing, Listing) or part.thing.elements]
+        return interpreter.phi(node, [element(interpreter, part, node) for part in filled])
     if isinstance(thing, Table) and container.op != "items":
         return interpreter.new("element", node, {"input": container}, name="key")
     if container.op == "zip":
@@ -77,8 +100,12 @@ def element(interpreter: Interpreter, container: Value, node: ast.AST) -> Value:
         key = interpreter.new("element", node, {"input": container}, name="key")
         value = interpreter.phi(node, values) if values else interpreter.new("element", node, {"input": container})
         return interpreter.listing(node, [key, value])
-    if container.op in ("dataloader", "reversed", "progress", "values") and inner is not None:
+    if container.op == "dataloader" and inner is not None:
+        return _loaded(interpreter, container, element(interpreter, inner, node), node)
+    if container.op in ("reversed", "progress", "values") and inner is not None:
         return element(interpreter, inner, node)
+    if isinstance(thing, Instance) and (given := _of_object(interpreter, container, thing, node)) is not None:
+        return given
     if container.op == "tensor_dataset":
         parts = [
             interpreter.new("index", node, {"input": part, "0": interpreter.new("element", node, {"input": container})})
@@ -86,6 +113,39 @@ def element(interpreter: Interpreter, container: Value, node: ast.AST) -> Value:
         ]
         return interpreter.listing(node, parts)
     return interpreter.new("element", node, {"input": container})
+
+
+def _loaded(interpreter: Interpreter, loader: Value, item: Value, node: ast.AST) -> Value:
+    """What a loader makes of the elements of its data set: a batch, by the program's own function if it has one."""
+    collate = loader.argument("collate_fn")
+    if collate is not None and collate.constant is not None:
+        item = interpreter.invoke(collate, Call(node, [interpreter.listing(node, [item], exact=False)]))
+    return interpreter.new("element", node, {"input": item}, name="next", thing=item.thing)
+
+
+def drawn(interpreter: Interpreter, container: Value, part: Value, node: ast.AST) -> Value:
+    """A part of what a loader or an iterator gave: of each batch another one, wherever the text made it."""
+    if container.op != "element" or container.name != "next":
+        return part
+    return interpreter.new("element", node, {"input": part}, name="next", constant=part.constant, thing=part.thing)
+
+
+def _of_object(interpreter: Interpreter, container: Value, thing: Instance, node: ast.AST) -> Value | None:
+    """What a loop over an object of the program gives: by its __iter__ and __next__, or by its __getitem__."""
+    for name in ("__iter__", "__next__", "__getitem__"):
+        member = thing.member(name)
+        if member is None or not isinstance(member.thing, Function):
+            continue
+        method = interpreter.new("bound", node, {"input": container}, name=name, thing=Bound(member.thing, container))
+        given = (
+            [interpreter.new("element", node, {"input": container}, name="counter")] if name == "__getitem__" else []
+        )
+        made = interpreter.invoke(method, Call(node, given))
+        if name != "__iter__":
+            return made
+        if made.thing is not thing:  # not `return self`
+            return element(interpreter, made, node)
+    return None
 
 
 def first(interpreter: Interpreter, container: Value, node: ast.AST) -> Value:

@@ -16,7 +16,9 @@ _DEFAULTS = {"store_true": False, "store_false": True}  # of a flag, by its acti
 
 def method_of_listing(interpreter: Interpreter, base: Value, listing: Listing, name: str, given: Call) -> Value | None:
     node, positional = given.node, given.positional
-    if name in ("append", "add", "appendleft", "insert") and positional:
+    if name in ("put", "put_nowait") and positional:
+        positional = positional[:1]
+    if name in ("append", "add", "appendleft", "insert", "put", "put_nowait") and positional:
         listing.elements.append(positional[-1])
         listing.exact = False if interpreter.context.loops else listing.exact
         hold(base, positional[-1])
@@ -24,7 +26,7 @@ def method_of_listing(interpreter: Interpreter, base: Value, listing: Listing, n
     if name in ("extend", "update") and positional:
         extend(interpreter, base, listing, positional[0], node)
         return interpreter.constant(node, None)
-    if name in ("pop", "popleft"):
+    if name in ("pop", "popleft", "get", "get_nowait"):
         return element(interpreter, base, node)
     if name == "copy":
         return interpreter.listing(node, listing.elements, listing.exact)

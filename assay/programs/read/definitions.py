@@ -11,7 +11,7 @@ from assay.programs.graph import Value
 from assay.programs.read.calls import enter, instantiate
 from assay.programs.read.expressions import defaults_of
 from assay.programs.read.interpreter import OUTSIDE, Interpreter
-from assay.programs.read.things import Call, Class, Function, Listing, Module, Pending, Table
+from assay.programs.read.things import Call, Class, Function, Instance, Listing, Module, Pending, Table
 
 NO_GRAD = ("no_grad", "inference_mode")
 _RECORDS = ("dataclass", "NamedTuple", "BaseModel", "Struct", "define", "TypedDict")
@@ -48,6 +48,9 @@ def _class(interpreter: Interpreter, node: ast.ClassDef) -> None:
     made.is_record = any(word in name for name in names for word in _RECORDS) or any(
         isinstance(base.thing, Class) and base.thing.is_record for base in bases
     )
+    made.is_tuple = any(name.endswith("NamedTuple") for name in names) or any(
+        isinstance(base.thing, Class) and base.thing.is_tuple for base in bases
+    )
     for statement in node.body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             made.members[statement.name] = define(interpreter, statement, made)
@@ -71,16 +74,24 @@ def _import(interpreter: Interpreter, node: ast.Import) -> None:
 
 
 def _bring(interpreter: Interpreter, node: ast.stmt, bring: Callable[[], Value]) -> Value:
-    """The script's own imports are read at once, those of other files when their names are used."""
-    if interpreter.frame.module.name == "__main__":
+    """The script's own imports and those in functions are read at once, those of other files when they are used."""
+    frame = interpreter.frame
+    if frame.module.name == "__main__" or frame is not frame.module.frame:
         return bring()
     return interpreter.new("library", node, thing=Pending(bring, interpreter.frame))
 
 
 def _module_as(interpreter: Interpreter, node: ast.Import, alias: ast.alias) -> Value:
     module = _find(interpreter, alias.name)
-    if module is not None and (alias.asname or "." not in alias.name):
-        return interpreter.new("library", node, name=alias.name, thing=_as_table(module))
+    if module is not None:
+        table = _as_table(module)
+        if not alias.asname:  # import package.part: the name is that of the package
+            for part in reversed(alias.name.split(".")[1:]):
+                table = Table({part: interpreter.new("library", node, name=part, thing=table)}, is_namespace=True)
+            before = interpreter.frame.variables.get(alias.name.partition(".")[0])
+            if "." in alias.name and before is not None and isinstance(before.thing, Table):
+                table.entries = {**before.thing.entries, **table.entries}
+        return interpreter.new("library", node, name=alias.name, thing=table)
     return interpreter.library(node, alias.name if alias.asname else alias.name.partition(".")[0])
 
 
@@ -99,7 +110,7 @@ def _importfrom(interpreter: Interpreter, node: ast.ImportFrom) -> None:
 
 
 def _part_of(interpreter: Interpreter, node: ast.ImportFrom, path: str, name: str) -> Value:
-    module = _find(interpreter, path)
+    module = _find(interpreter, path, name)
     if module is not None and name in module.frame.variables:
         return interpreter.resolve(module.frame.variables[name])
     inner = _find(interpreter, f"{path.rstrip('.')}.{name}" if node.module else f"{path}{name}")
@@ -108,9 +119,9 @@ def _part_of(interpreter: Interpreter, node: ast.ImportFrom, path: str, name: st
     return interpreter.library(node, f"{path.lstrip('.')}.{name}".lstrip("."))
 
 
-def _find(interpreter: Interpreter, path: str) -> Module | None:
-    """A file of the program next to this one, walked through once; None for a library."""
-    module = interpreter.find_module(path, interpreter.frame.module)
+def _find(interpreter: Interpreter, path: str, part: str = "") -> Module | None:
+    """A file of the program, walked through once; None for a library. `part` is what is wanted of it."""
+    module = interpreter.find_module(path, interpreter.frame.module, part)
     if module is None:
         return None
     if module.file not in interpreter.modules:
@@ -121,18 +132,38 @@ def _find(interpreter: Interpreter, path: str) -> Module | None:
 
 
 def run_uncalled(interpreter: Interpreter, module: Module) -> None:
-    """Walks through functions that nothing in the program calls, with arguments of which nothing is known."""
+    """Walks through functions that nothing in the program calls, with arguments of which nothing is known.
+
+    Those that no other one uses come first: they call the others with what these get.
+    """
     interpreter.frame = module.frame
-    for value in list(module.frame.variables.values()):
+    used = _used_names(module.tree)
+    values = [value for value in module.frame.variables.values() if getattr(value.thing, "frame", None) is not None]
+    functions = [value.thing for value in values if isinstance(value.thing, Function)]
+    own = [function for function in functions if function.frame.module is module]
+    for function in own:
+        if function.name not in used and not interpreter.was_entered(function):
+            enter(interpreter, function, Call(function.node))
+    for value in sorted(values, key=lambda value: value.name in used):
         if isinstance(value.thing, Class) and value.thing.frame.module is module and value.op == "class":
-            _enter_class(interpreter, value, value.thing)
-    for value in list(module.frame.variables.values()):
-        function = value.thing
-        if isinstance(function, Function) and function.frame.module is module and not interpreter.was_entered(function):
+            _enter_class(interpreter, value, value.thing, used)
+    for function in own:
+        if not interpreter.was_entered(function):
             enter(interpreter, function, Call(function.node))
 
 
-def _enter_class(interpreter: Interpreter, value: Value, cls: Class) -> None:
+def _used_names(tree: ast.Module) -> set[str]:
+    """Names of functions and methods that something in the file uses, or that Python and torch call by themselves."""
+    used = {"forward"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
+            used.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("__"):
+            used.add(node.name)
+    return used
+
+
+def _enter_class(interpreter: Interpreter, value: Value, cls: Class, used: set[str]) -> None:
     methods = [
         member.thing
         for ancestor in cls.ancestry()
@@ -141,9 +172,10 @@ def _enter_class(interpreter: Interpreter, value: Value, cls: Class) -> None:
     ]
     if not methods:
         return
-    known = (value for value in interpreter.graph.of("instance") if value.thing.cls is cls)
+    objects = interpreter.graph.of("instance", "optimizer")
+    known = (value for value in objects if isinstance(value.thing, Instance) and value.thing.cls is cls)
     made = next(known, None) or instantiate(interpreter, cls, Call(cls.node))
-    for function in methods:
+    for function in sorted(methods, key=lambda function: function.name in used):
         if not interpreter.was_entered(function):
             owner = {"static": [], "class": [value]}.get(function.kind, [made])
             returned = enter(interpreter, function, Call(function.node, list(owner)), owner=made)

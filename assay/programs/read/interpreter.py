@@ -44,7 +44,7 @@ class Interpreter:
 
     def __init__(
         self,
-        find_module: Callable[[str, Module], Module | None],
+        find_module: Callable[[str, Module, str], Module | None],
         expressions: Mapping[type[ast.expr], Callable[[Interpreter, Any], Value]],
         statements: Mapping[type[ast.stmt], Callable[[Interpreter, Any], bool | None]],
         invoke: Callable[[Interpreter, Value, Call], Value],
@@ -155,7 +155,7 @@ class Interpreter:
 
     def phi(self, node: ast.AST, values: Sequence[Value]) -> Value:
         """One of several values: which one, the text does not say."""
-        different = list({id(value): value for value in values}.values())
+        different = list({id(value): value for value in map(self.resolve, values)}.values())
         if len(different) == 1:
             return different[0]
         first = different[0]

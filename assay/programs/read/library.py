@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from assay.programs.graph import UNKNOWN, Value, bound, canonical
 from assay.programs.read.access import attribute, set_attribute
-from assay.programs.read.collections import element, first
+from assay.programs.read.collections import choices, element, first
 from assay.programs.read.containers import configured_instance, method_of_listing, method_of_table, parsed_classes
 from assay.programs.read.einops import arrange
 from assay.programs.read.interpreter import Interpreter
+from assay.programs.read.records import fields_as_table, handed_over, iterated, named_tuple, started, transposed
 from assay.programs.read.settings import READERS, parse_settings
 from assay.programs.read.things import Call, Class, Function, Instance, Library, Listing, Partial, Table
 
@@ -34,15 +38,24 @@ KNOWN_METHODS = frozenset(
 )
 _TOKENIZES = frozenset({"decode", "batch_decode", "encode", "apply_chat_template"})
 RETURNS_ITSELF = frozenset({"eval", "train", "requires_grad_", "share_memory", "gradient_checkpointing_enable"})
-_MODELS = ("pretrained", "instance", "deepcopy", "module", "wrapped", "submodule")
+MODELS = ("pretrained", "instance", "deepcopy", "module", "wrapped", "submodule")
 _DEEPSPEED = ("args", "model", "optimizer", "model_parameters", "training_data", "lr_scheduler")
 _SEEDS = ("manual_seed", "manual_seed_all", "seed", "set_seed", "seed_everything")
 _NAMESPACES = ("SimpleNamespace", "Namespace", "EasyDict", "AttrDict", "DotMap", "ConfigDict")
-_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForSequenceClassification", "ForTokenClassification")
+_LANGUAGEMODELS = ("ForCausalLM", "LMHeadModel", "ForSequenceClassification", "ForTokenClassification")
+_PLAIN_LAYERS = frozenset("Softmax LogSoftmax Dropout ReLU GELU SiLU Tanh Sigmoid Identity Flatten Softplus".split())
+_LOSS_LAYERS = {
+    "MSELoss": "mse_loss", "SmoothL1Loss": "smooth_l1_loss", "HuberLoss": "smooth_l1_loss", "KLDivLoss": "kl_div"
+}  # fmt: skip
 # parts of a library's network that people call by themselves
 _PARTS = frozenset("lm_head model transformer base_model score v_head value_head embed_out backbone module".split())
+_SHAPES = frozenset({"temperature", "top_p", "top_k", "min_p", "do_sample"})  # of the distribution of a draw
+_LENGTHS = frozenset("max_new_tokens max_tokens max_completion_tokens max_gen_len max_length max_gen_tokens".split())
+_DRAWS = re.compile(r"generat|rollout|sample_(?!weight)", re.I)  # in the name of a function that is given a network
 _GATHERS = ("gather", "gather_for_metrics", "reduce", "pad_across_processes")
 _MOVES = ("to", "cuda", "cpu", "half", "bfloat16", "float", "double", "share_memory")
+_QUEUES = ("Queue", "SimpleQueue", "JoinableQueue", "LifoQueue", "PriorityQueue")
+_CHECKPOINT_SETTINGS = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug")
 _NUMBERS: dict[str, Any] = {"float": float, "int": int, "bool": bool, "round": round}
 
 
@@ -50,8 +63,13 @@ def is_model(value: Value) -> bool:
     if value.op == "instance":
         return isinstance(value.thing, Instance) and value.thing.cls.is_module
     if value.op == "attribute" and value.name == "module" and value.input is not None:
-        return value.input.op == "wrapped"
-    return value.op in _MODELS
+        return value.input.op == "wrapped" or any(part.op == "wrapped" for part in choices(value.input))
+    return value.op in MODELS
+
+
+def is_without_weights(layer: str) -> bool:
+    """Losses, activations and the like of torch.nn: they hold nothing that is trained."""
+    return layer.endswith("Loss") or layer in _PLAIN_LAYERS
 
 
 def is_known_method(name: str) -> bool:
@@ -65,19 +83,17 @@ def call(interpreter: Interpreter, function: Library, given: Call) -> Value:
         owner = path.split(".")[1]
         if last in _TOKENIZES and owner not in (last, "str", "bytes"):  # a name that the file does not define
             return method(interpreter, interpreter.new("unknown", node, name=owner), last, given)
+        if not hasattr(builtins, owner) and is_drawing(keywords):
+            return _draw(interpreter, given, last)
         return _builtin(interpreter, last, given)
+    if last == "post" and (asked := _asked_of_server(given)):
+        return interpreter.new("generate", node, asked, name=last)
     if path.endswith("copy.deepcopy") or path in ("copy.copy", "deepcopy"):
         if operand is None:
             return interpreter.new("call", node, name="deepcopy")
         return _copy(interpreter, operand, node, "copy" if path == "copy.copy" else "")
-    is_optimizer = last in OPTIMIZERS or (".optim." in path and last[:1].isupper() and "lr_scheduler" not in path)
-    if is_optimizer and not any(part in _OTHER_FRAMEWORKS for part in path.split(".")):
-        arguments = _rename(
-            bound("optimizer", last, given.positional, keywords), input="parameters", params="parameters"
-        )
-        if "1" in arguments:
-            arguments.setdefault("lr", arguments.pop("1"))
-        return interpreter.new("optimizer", node, arguments, name=last)
+    if is_optimizer_class([path]):
+        return interpreter.new("optimizer", node, given_to_optimizer(given), name=last)
     if (
         "lr_scheduler" in path
         or (last.startswith("get_") and last.endswith("_schedule_with_warmup"))
@@ -90,7 +106,7 @@ def call(interpreter: Interpreter, function: Library, given: Call) -> Value:
         return interpreter.new("pretrained" if is_language_model else "call", node, given.arguments(), name=owner)
     if last == "from_config" and "Model" in path:
         return interpreter.new("pretrained", node, given.arguments(), name=path.split(".")[-2])
-    if last.endswith(_LANGUAGE_MODELS):
+    if last.endswith(_LANGUAGEMODELS):
         return interpreter.new("pretrained", node, given.arguments(), name=last)
     wrapped = operand or keywords.get("module") or keywords.get("model")
     if last in WRAPPERS and path != "re.compile" and wrapped is not None:
@@ -101,6 +117,11 @@ def call(interpreter: Interpreter, function: Library, given: Call) -> Value:
         return engine
     if last in ("Categorical", "OneHotCategorical"):
         return interpreter.new("categorical", node, given.arguments("probs", "logits"), name=last)
+    if operand is not None and (found := iterated(interpreter, path, given)) is not None:
+        return found
+    if path.endswith("checkpoint.checkpoint") and operand is not None:
+        keywords = {name: value for name, value in keywords.items() if name not in _CHECKPOINT_SETTINGS}
+        return interpreter.invoke(operand, Call(node, given.positional[1:], keywords))
     if last == "partial" and operand is not None:
         return interpreter.new("partial", node, thing=Partial(operand, Call(node, given.positional[1:], keywords)))
     if last == "TensorDataset":
@@ -123,10 +144,14 @@ def call(interpreter: Interpreter, function: Library, given: Call) -> Value:
             return written
     if path.endswith("OmegaConf.create") and operand is not None and isinstance(operand.thing, Table):
         return interpreter.new("table", node, thing=Table(operand.thing.entries, is_namespace=True))
+    if last == "namedtuple" and len(given.positional) > 1:
+        return named_tuple(interpreter, given)
     if last in ("defaultdict", "OrderedDict", "Counter"):
         factory = operand if last == "defaultdict" else None
         return interpreter.new("table", node, keywords, thing=Table(dict(keywords), factory=factory))
-    if last == "deque":
+    if (begun := started(interpreter, path, given)) is not None:
+        return begun
+    if last == "deque" or (last in _QUEUES and function.root != "builtins"):
         return interpreter.listing(node, [], exact=False)
     if last == "ArgumentParser":
         return interpreter.new("parser", node, thing=Table(is_namespace=True))
@@ -137,6 +162,8 @@ def call(interpreter: Interpreter, function: Library, given: Call) -> Value:
     is_main = last in ("Fire", "run") and function.root in ("fire", "typer", "asyncio")
     if is_main and operand is not None and isinstance(operand.thing, Function):
         return interpreter.invoke(operand, Call(node))
+    if path == "requests.post" and (answer := _posted(interpreter, interpreter.library(node, path), given)) is not None:
+        return answer
     if last in _SEEDS:
         return interpreter.new("manual_seed", node, given.arguments("seed"), name=path)
     if path.startswith("torch.nn.utils.clip_grad") or last in ("clip_grad_norm_", "clip_grad_value_"):
@@ -150,7 +177,63 @@ def call(interpreter: Interpreter, function: Library, given: Call) -> Value:
     operation = canonical(last)
     if operation is not None and function.root in ("einops", "trl", "verl", "functional", "F"):
         return interpreter.new(operation, node, bound(operation, last, given.positional, keywords), name=path)
+    network = next((value for value in given.positional[:2] if is_model(value)), None)
+    if network is not None and last == "forward":  # forward(model, ids) of a library
+        rest = [value for value in given.positional if value is not network]
+        return _forward(interpreter, network, Call(node, rest, keywords), last)
+    is_class = last[:1].isupper()
+    if not is_class and (is_drawing(keywords) or (network is not None and _DRAWS.search(last))):
+        return _draw(interpreter, given, last)
     return interpreter.new("call", node, given.arguments(), name=path)
+
+
+def is_drawing(settings: Mapping[str, Value]) -> bool:
+    """Whether a call draws tokens, by what it is given: a temperature or a cut of the distribution, and a length.
+
+    A call with `messages` asks a judge, or another model than the one that is trained.
+    """
+    names = set(settings)
+    shapes = len(names & _SHAPES)
+    return "messages" not in names and ("sampling_params" in names or shapes > 1 or bool(shapes and names & _LENGTHS))
+
+
+def _draw(interpreter: Interpreter, given: Call, name: str) -> Value:
+    """A draw of tokens by a function that was not read, from the network that it is given."""
+    network = next((value for value in given.positional[:2] if is_model(value)), None)
+    others = [value for value in given.positional if value is not network]
+    known = {"input": network} if network is not None else {}
+    arguments = {**known, **Call(given.node, others, given.keywords).arguments(start=1)}
+    return interpreter.new("generate", given.node, arguments, name=name)
+
+
+def _posted(interpreter: Interpreter, base: Value, given: Call) -> Value | None:
+    """The answer of a server that is asked for tokens, session.post(url, json={"temperature": ...}); else None."""
+    body = given.keywords.get("json") or given.keywords.get("data")
+    if body is not None and body.op == "call" and body.name == "json.dumps":
+        body = body.argument("0")
+    entries = body.thing.entries if body is not None and isinstance(body.thing, Table) else {}
+    settings = {name: value for name, value in entries.items() if isinstance(name, str)}
+    if body is None or not is_drawing(settings):
+        return None
+    return interpreter.new("generate", given.node, {"input": base, **settings, "body": body}, name="post")
+
+
+def is_optimizer_class(paths: list[str]) -> bool:
+    """Whether one of these is an optimizer of torch, or of a library like it."""
+    for path in paths:
+        last = path.rpartition(".")[2]
+        is_named = last in OPTIMIZERS or (".optim." in path and last[:1].isupper() and "lr_scheduler" not in path)
+        if is_named and not any(part in _OTHER_FRAMEWORKS for part in path.split(".")):
+            return True
+    return False
+
+
+def given_to_optimizer(given: Call) -> dict[str, Value]:
+    named = bound("optimizer", "", given.positional, given.keywords)
+    arguments = _rename(named, input="parameters", params="parameters", param_groups="parameters")
+    if "1" in arguments:
+        arguments.setdefault("lr", arguments.pop("1"))
+    return arguments
 
 
 def _deepspeed(interpreter: Interpreter, given: Call) -> Value | None:
@@ -221,8 +304,12 @@ def method(interpreter: Interpreter, base: Value, name: str, given: Call) -> Val
         found = method_of_listing(interpreter, base, base.thing, name, given)
     elif isinstance(base.thing, Table):
         found = method_of_table(interpreter, base, base.thing, name, given)
+    if found is None:
+        found = handed_over(interpreter, base, name, given)
     if found is not None:
         return found
+    if name == "post" and (asked := _asked_of_server(given)):
+        return interpreter.new("generate", node, {"input": base, **asked}, name=name)
     if base.op == "parser" and name == "parse_args_into_dataclasses":
         return parsed_classes(interpreter, base, node)
     if operand is not None and name == "prepare":
@@ -245,6 +332,8 @@ def method(interpreter: Interpreter, base: Value, name: str, given: Call) -> Val
         return interpreter.new("cast", node, {"input": operand, "engine": base}, name=name)
     if name in ("min", "max") and operand is not None and not isinstance(operand.constant, int):
         return _extreme(interpreter, name, given.with_first(base), name)
+    if name in ("forward", "__call__"):
+        return unknown_call(interpreter, base, given)
     if name in KNOWN_METHODS:
         event = interpreter.new(name, node, {"input": base, **given.arguments(start=1)}, name=name)
         return base if name in RETURNS_ITSELF else event
@@ -253,7 +342,11 @@ def method(interpreter: Interpreter, base: Value, name: str, given: Call) -> Val
         return base
     if name in _PARTS and is_model(base) and base.op != "instance":
         return _forward(interpreter, attribute(interpreter, base, name, node), given, name)
+    if name in ("post", "request") and (answer := _posted(interpreter, base, given)) is not None:
+        return answer
     op = canonical(name)
+    if op is None and is_drawing(keywords):
+        return interpreter.new("generate", node, {"input": base, **given.arguments(start=1)}, name=name)
     if op is None:
         return interpreter.new("method", node, {"input": base, **given.arguments(start=1)}, name=name)
     if name == "repeat" and "axis" in keywords:  # of numpy
@@ -265,10 +358,27 @@ def method(interpreter: Interpreter, base: Value, name: str, given: Call) -> Val
     return _operation(interpreter, op, arguments, node, name)
 
 
+def _asked_of_server(given: Call) -> dict[str, Value]:
+    """What a server is asked to sample with: session.post(url, json={"prompts": ..., "temperature": ...})."""
+    posted = given.keywords.get("json")
+    entries = posted.thing.entries if posted is not None and isinstance(posted.thing, Table) else {}
+    prompts = [entries[name] for name in ("prompts", "prompt", "input_ids", "inputs") if name in entries]
+    if not prompts or "temperature" not in entries:
+        return {}
+    return {"1": prompts[0], **{name: value for name, value in entries.items() if isinstance(name, str)}}
+
+
 def unknown_call(interpreter: Interpreter, callee: Value, given: Call) -> Value:
     """A call of something that is not known: a model, a tokenizer, a function that came in as a parameter."""
+    if callee.op == "module" and callee.name in _LOSS_LAYERS:
+        op = _LOSS_LAYERS[callee.name]
+        settings = {name: value for name, value in callee.arguments.items() if not name.isdigit()}
+        arguments = {**settings, **bound(op, op, given.positional, given.keywords)}
+        return interpreter.new(op, given.node, arguments, name=callee.name)
     if is_model(callee) or (callee.op == "phi" and any(is_model(value) for value in callee.inputs)):
         return _forward(interpreter, callee, given, callee.name)
+    if is_drawing(given.keywords):
+        return _draw(interpreter, given, callee.name or "draw")
     return interpreter.new("call", given.node, {"callee": callee, **given.arguments()}, name=callee.name)
 
 
@@ -296,7 +406,7 @@ def _copy(interpreter: Interpreter, original: Value, node: ast.AST, name: str = 
         interpreter.keep(copy)
         for (owner, key), value in list(interpreter.heap.items()):
             if owner == id(thing):  # its layers are copies too
-                is_layer = value.op in _MODELS and value is not original
+                is_layer = value.op in MODELS and value is not original
                 interpreter.heap[id(copy), key] = _copy(interpreter, value, node) if is_layer else value
         thing = copy
     elif isinstance(thing, Listing):
@@ -311,6 +421,10 @@ def _builtin(interpreter: Interpreter, name: str, given: Call) -> Value:
     if name in ("range", "slice"):
         names = ("stop",) if len(positional) == 1 else ("start", "stop", "step")
         return interpreter.new(name, node, dict(zip(names, positional, strict=False)))
+    if name == "zip" and (turned := transposed(interpreter, positional, node)) is not None:
+        return turned
+    if name == "vars" and operand is not None:
+        return fields_as_table(interpreter, operand, node)
     if name in ("zip", "enumerate", "reversed"):
         return interpreter.new(
             name, node, Call(node, positional).arguments(*(["input"] if name != "zip" else [])), name=name
@@ -346,8 +460,9 @@ def _builtin(interpreter: Interpreter, name: str, given: Call) -> Value:
         return interpreter.new(name, node, Call(node, positional).arguments(), name=f"builtins.{name}")
     if operand is not None:
         attribute_name = positional[1].constant if len(positional) > 1 else None
-        if name == "next":
-            return first(interpreter, operand, node)
+        if name == "next":  # each call gives another one
+            inner = first(interpreter, operand, node)
+            return interpreter.new("element", node, {"input": inner}, name="next", thing=inner.thing)
         if name in _NUMBERS:
             op = "leave" if name == "float" and operand.constant is UNKNOWN else "cast"
             return interpreter.new(op, node, {"input": operand}, name=name, constant=_number(name, operand.constant))

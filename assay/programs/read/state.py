@@ -26,6 +26,11 @@ class UndoableDict(dict[K, Value], Generic[K]):
             self._marks[-1][key] = self.get(key)
         super().__setitem__(key, value)
 
+    def setdefault_at(self, key: K, value: Value) -> None:
+        """Puts a value under a key that has none."""
+        if key not in self:
+            self[key] = value
+
     def forget(self, key: K) -> None:
         """Nothing is known under the key any more."""
         if key in self:

@@ -17,6 +17,7 @@ from assay.programs.read.collections import each, element, extend
 from assay.programs.read.definitions import NO_GRAD
 from assay.programs.read.expressions import BINARY, binary, truth
 from assay.programs.read.interpreter import Interpreter
+from assay.programs.read.library import is_model
 from assay.programs.read.switches import switches_network
 from assay.programs.read.things import Class, Function, Instance, Library, Listing
 
@@ -107,7 +108,7 @@ def _if(interpreter: Interpreter, node: ast.If) -> bool:
 
 def _for(interpreter: Interpreter, node: ast.For | ast.AsyncFor) -> None:
     source = interpreter.evaluate(node.iter)
-    entries = each(interpreter, source, node) if source.op == "items" else None
+    entries = each(interpreter, source, node) if source.op == "items" or _names_parts(node) else None
 
     def turn() -> bool:
         if entries is None:
@@ -121,6 +122,22 @@ def _for(interpreter: Interpreter, node: ast.For | ast.AsyncFor) -> None:
 
     interpreter.repeat(node, source, node.body, turn)
     interpreter.run_body(node.orelse)
+
+
+def _names_parts(node: ast.For | ast.AsyncFor) -> bool:
+    """Whether the loop's variable says which part is meant: getattr(x, name), x[name], field.name."""
+    if not isinstance(node.target, ast.Name):
+        return False
+    name = node.target.id
+    for part in (part for statement in node.body for part in ast.walk(statement)):
+        keys = [part.slice] if isinstance(part, ast.Subscript) else []
+        if isinstance(part, ast.Call) and getattr(part.func, "id", "") in ("getattr", "setattr") and len(part.args) > 1:
+            keys = [part.args[1]]
+        for key in keys:
+            inner = key.value if isinstance(key, ast.Attribute) else key
+            if isinstance(inner, ast.Name) and inner.id == name:
+                return True
+    return False
 
 
 def _while(interpreter: Interpreter, node: ast.While) -> None:
@@ -164,9 +181,17 @@ def _with(interpreter: Interpreter, node: ast.With | ast.AsyncWith) -> bool:
         value = interpreter.evaluate(item.context_expr)
         changes |= _circumstances(interpreter, item.context_expr, value)
         if item.optional_vars is not None:
-            assign(interpreter, item.optional_vars, value, node)
+            assign(interpreter, item.optional_vars, _entered(interpreter, value, node), node)
     with interpreter.under(**changes):
         return interpreter.run_body(node.body)
+
+
+def _entered(interpreter: Interpreter, manager: Value, node: ast.AST) -> Value:
+    """What `with ... as` binds: a library's manager that is given a network gives it back, in another state."""
+    network = next((value for value in manager.inputs if is_model(value)), None) if manager.op == "call" else None
+    if network is None:
+        return manager
+    return interpreter.new("wrapped", node, {"0": network}, name=manager.name, thing=network.thing)
 
 
 def _circumstances(interpreter: Interpreter, node: ast.expr, value: Value) -> dict[str, Any]:
@@ -175,6 +200,8 @@ def _circumstances(interpreter: Interpreter, node: ast.expr, value: Value) -> di
         last = value.thing.last
     if last in NO_GRAD:
         return {"no_grad": True}
+    if last.startswith("no_grad"):  # misspelt: it raises, and nobody knows what was meant
+        return {"grad_unknown": True}
     if last == "set_grad_enabled":
         enabled = value.setting("0", value.setting("mode"))
         return {"no_grad": not enabled} if isinstance(enabled, bool) else {"grad_unknown": True}

@@ -25,6 +25,9 @@ _MOST_ITEMS = (256, 32)  # of one literal container in a longer text; the second
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "build", "dist", "venv", "env"}
 _MAGIC = re.compile(r"^(\s*)[%!?](.*)$")
 _WHOLE_CELL = re.compile(r"^\s*%%(?!time|capture|timeit|prun)\w")
+_F_STRING = re.compile(r"\b[rR]?[fF][rR]?\"")
+_FIELD = re.compile(r"\{[^{}]*\}")  # of an f-string
+_MOST_REPAIRS = 200  # lines of a text
 _PYTHON_2 = re.compile(
     r"^[ \t]*(print[ \t]+[^(=\s]|exec[ \t]+['\"]|except[ \t]+\w+[ \t]*,[ \t]*\w+[ \t]*:|raise[ \t]+\w+[ \t]*,)",
     re.MULTILINE,
@@ -120,7 +123,7 @@ def _parsed(text: str, shown: str, cell: str = "") -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.parse(text)
+            return _tree(text)
     except SyntaxError as error:
         if _PYTHON_2.search(text):
             raise SourceError(
@@ -131,6 +134,29 @@ def _parsed(text: str, shown: str, cell: str = "") -> ast.Module:
         ) from error
     except (RecursionError, MemoryError, ValueError) as error:
         raise SourceError(f"{shown} is nested too deeply to be read") from error
+
+
+def _tree(text: str) -> ast.Module:
+    """The syntax tree; f"{x["key"]}", which only Python 3.12 and later take, is read as f"{x['key']}"."""
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        first: SyntaxError = error
+    lines = text.split("\n")
+    problem: SyntaxError | None = first
+    for _ in range(_MOST_REPAIRS):
+        line = (problem.lineno or 0) - 1 if problem is not None else -1
+        if not 0 <= line < len(lines):
+            break
+        repaired = _FIELD.sub(lambda field: field[0].replace('"', "'"), lines[line])
+        if repaired == lines[line] or not _F_STRING.search(lines[line]):
+            break
+        lines[line] = repaired
+        try:
+            return ast.parse("\n".join(lines))
+        except SyntaxError as error:
+            problem = error
+    raise first
 
 
 def _notebook(raw: bytes, name: str, shown: str) -> Module:

@@ -106,6 +106,7 @@ class Class:
     members: dict[str, Value] = field(default_factory=dict)
     fields: list[str] = field(default_factory=list)  # annotated, in order: of a dataclass or a named tuple
     is_record: bool = False
+    is_tuple: bool = False  # a named tuple: it can be unpacked
 
     def member(self, name: str) -> Value | None:
         return next((ancestor.members[name] for ancestor in self.ancestry() if name in ancestor.members), None)

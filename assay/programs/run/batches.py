@@ -17,23 +17,35 @@ import numpy as np
 from assay.calibration import Tally
 from assay.examine.part import Part, join, join_inputs, sampled_fields, stack
 from assay.programs.graph import Value
+from assay.programs.run.draws import other_temperature
 from assay.programs.run.kinds import above
 from assay.programs.run.objective import KlTerm, objective_of, penalty_of
-from assay.programs.run.policies import MOST_ACTIONS, Layout, action_fields, bends_logits, is_of_states, layout_of
+from assay.programs.run.policies import (
+    MOST_ACTIONS,
+    Layout,
+    action_fields,
+    bends_logits,
+    layout_of,
+    trained_uncertainty,
+)
 from assay.programs.run.rewards import Credit, credit_of
 from assay.programs.run.roles import LossPiece, is_corrected
 from assay.programs.run.rollouts import (
     Found,
     SampledRows,
     are_packed,
+    jumbled_shift,
     locate,
     moment,
     other_tokens,
     packed_rows,
     rollouts_of,
+    shift_of,
+    with_ends,
 )
 from assay.programs.run.rows import placed_numbers
 from assay.programs.run.sight import is_mask, numbers_of, shape_of
+from assay.programs.run.states import is_of_states
 from assay.programs.run.watched import Backward, WatchedRun, WatchedUpdate, spot_of
 from assay.record.batch import PLAIN_FIELDS, Array, Batch, BatchError
 from assay.record.metrics import LARGEST_FLOAT32
@@ -91,6 +103,10 @@ def fields_of(run: WatchedRun, update: WatchedUpdate, ask: Ask) -> dict[str, Any
         fields = apart
     else:
         fields |= action_fields(run, update, fields, layouts) if are_actions else _sampled(run, update, ask, fields)
+    if not are_actions and fields.get("update") == 0 and "sampled_tokens" in fields:
+        if "plain_logprobs" not in fields:  # the model was not asked: what the loss was computed with says it as well
+            fields |= trained_uncertainty(update, layouts, fields["tokens"].shape, run.kinds)
+        fields |= other_temperature(run, update, fields)
     is_plain = fields.get("update") == 0 and "plain_logprobs" in fields and "input_ids" in fields
     if "attention_mask" not in fields and is_plain:
         # a pass without a mask attends to everything; whether that moves log-probs, plain log-probs show
@@ -244,7 +260,7 @@ def _reaches_outside(mask_BT: Array | None, gradients_BT: Array | None) -> bool:
 
 def _with_uncounted(tokens_BT: Array, given_BS: Array | None) -> Array:
     """Where a label says that a token does not count, the token itself is in the input."""
-    shift = None if given_BS is None or (tokens_BT >= 0).all() else _shift(given_BS, tokens_BT)
+    shift = None if given_BS is None or (tokens_BT >= 0).all() else shift_of(given_BS, tokens_BT)
     if shift is None or given_BS is None or shift + tokens_BT.shape[1] > given_BS.shape[1]:
         return tokens_BT
     return np.where(tokens_BT >= 0, tokens_BT, given_BS[:, shift : shift + tokens_BT.shape[1]])
@@ -322,7 +338,8 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
     given_BS, tokens_BT = fields.get("input_ids"), fields["tokens"]
     if given_BS is None:
         return _moment(run, update, rollouts, ())
-    shift = _shift(given_BS, tokens_BT)
+    shift = shift_of(given_BS, tokens_BT)
+    rollouts = with_ends(given_BS, rollouts)
     located = locate(given_BS, rollouts)
     if shift is not None and shift + tokens_BT.shape[1] == given_BS.shape[1] + 1:
         # the last token is not fed: rows that differ in it alone are known by what is trained
@@ -334,9 +351,10 @@ def _sampled(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[s
         if not is_short and not all(row.completion == shift for row in found):
             shift = None  # the pass was given whole rows: the tokens are shifted
     if shift is None and len(found) == len(located):
-        shift = _jumbled_shift(found, tokens_BT)
+        shift = jumbled_shift(found, tokens_BT)
     sampled = _moment(run, update, rollouts, found)
     if len(found) < len(located):
+        update.unknown_rows = (len(located) - len(found), len(located))
         update.other_tokens = other_tokens(given_BS, located, rollouts, _counted(fields, given_BS, shift))
     if len(found) < len(located) or shift is None:
         return {name: value for name, value in sampled.items() if name != "sampler_versions"}
@@ -370,7 +388,7 @@ def _unpacked(run: WatchedRun, update: WatchedUpdate, ask: Ask, fields: Mapping[
     rollouts, given_BS, tokens_BT, mask_BT = (
         rollouts_of(run), fields.get("input_ids"), fields["tokens"], fields.get("mask"),
     )  # fmt: skip
-    shift = None if given_BS is None else _shift(given_BS, tokens_BT)
+    shift = None if given_BS is None else shift_of(given_BS, tokens_BT)
     packed = None if given_BS is None or shift is None else packed_rows(given_BS, rollouts)
     if not packed or shift is None or mask_BT is None:
         return None
@@ -534,28 +552,6 @@ def _moment(
     return fields | {
         name: value for name, value in shared if all(rollout.settings.get(name) == value for rollout in used)
     }
-
-
-def _shift(given_BS: Array, tokens_BT: Array) -> int | None:
-    """The input column of the first token column; the rightmost that fits."""
-    width = tokens_BT.shape[1]
-    for first in range(given_BS.shape[1] - width, -1, -1):
-        if ((given_BS[:, first : first + width] == tokens_BT) | (tokens_BT < 0)).all():
-            return first
-    first = int(given_BS.shape[1]) - int(width) + 1  # model(ids[:, :-1]): the last token predicts nothing
-    if first >= 1 and ((given_BS[:, first:] == tokens_BT[:, :-1]) | (tokens_BT[:, :-1] < 0)).all():
-        return first
-    return None
-
-
-def _jumbled_shift(found: Sequence[Found], tokens_BT: Array) -> int | None:
-    """Where each row holds the sampled tokens in another order: the column where the completions begin."""
-    starts = {row.completion for row in found}
-    sampled = [row.rollout.sampled_BT[row.row] for row in found]
-    if len(starts) > 1 or any(len(tokens) != tokens_BT.shape[1] for tokens in sampled):
-        return None
-    same = all(np.array_equal(np.sort(one), np.sort(other)) for one, other in zip(sampled, tokens_BT, strict=True))
-    return starts.pop() if same and starts else None
 
 
 def _rows(found: Sequence[Found], tokens_BT: Array, shift: int) -> dict[str, Any]:

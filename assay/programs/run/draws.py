@@ -21,10 +21,12 @@ from assay.programs.run.sight import number_of, numbers_of, sight
 from assay.programs.run.watched import Forward, GenerateCall, Sampling, WatchedRun, WatchedUpdate, spot_of
 from assay.programs.walk import walk
 from assay.record.batch import Array
+from assay.record.metrics import LARGEST_FLOAT32
 from assay.verdict import Place
 
 MOST_DRAWS = 48  # draws that are looked at
 ROWS_OF_A_DRAW = 8
+SAME_HEAT = 1e-3  # of the temperature
 DRAW_FIT = 1e-3  # of the spread of the log-weights
 NO_CHANCE = -80.0  # below the likeliest token, in log-prob
 COARSE_DRAW_FIT = 5e-2  # in 16 bits
@@ -68,6 +70,27 @@ def sampling_of(value: Value, kinds: RunKinds) -> Sampling:
             is_known = kinds.of(current) in (Kind.LOGITS, Kind.LOG_SOFTMAX, Kind.PROBABILITIES)
             temperature = temperature if is_known and current.op in ("add", "clamp") else None
     return Sampling(value, kinds.forward_of(value), temperature, tuple(cuts))
+
+
+def other_temperature(run: WatchedRun, update: WatchedUpdate, fields: Mapping[str, Any]) -> dict[str, float]:
+    """The temperature of the log-probs in the loss, where it is another than that of the draws; old log-probs at the
+    temperature of the draws are the ratio's business."""
+    drawn, old_BT, new_BT = (fields.get(name) for name in ("temperature", "old_logprobs", "new_logprobs"))
+    found = {_scored_temperature(piece, run.kinds) for piece in update.pieces}
+    scored = found.pop() if len(found) == 1 else None
+    if not drawn or scored is None or fields.get("correction") or abs(scored - drawn) <= SAME_HEAT * drawn:
+        return {}
+    if old_BT is not None and new_BT is not None and np.abs(old_BT - new_BT)[fields["mask"]].max() > LARGEST_FLOAT32:
+        return {}
+    return {"new_temperature": scored}
+
+
+def _scored_temperature(piece: LossPiece, kinds: RunKinds) -> float | None:
+    """What the logits were divided by on the way to the log-probs in the loss; None where that is not known."""
+    made_of = list(chain(piece.new, ends=("forward",)))
+    if any(made.op in ("div", "mul") and kinds.of(made) is not Kind.LOGITS for made in made_of):
+        return None  # behind the softmax it is not a temperature
+    return sampling_of(Value("detach", {"input": piece.new}, piece.new.place, piece.new.context, 0), kinds).temperature
 
 
 def chain(value: Value | None, ends: tuple[str, ...] = ("forward", "given")) -> Iterator[Value]:

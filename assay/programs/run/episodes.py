@@ -8,18 +8,22 @@ Shape legend: B episodes, T steps, S numbers of a state.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from assay.programs.graph import Value
-from assay.programs.run.policies import Layout, scored_states
+from assay.programs.run.kinds import RunKinds
+from assay.programs.run.policies import LEAST_MOVED, Layout, scored_states
 from assay.programs.run.roles import LossPiece
 from assay.programs.run.sight import is_mask, numbers_of, sight
-from assay.programs.run.watched import Sampling, WatchedRun
+from assay.programs.run.states import state_numbers
+from assay.programs.run.watched import Sampling, WatchedRun, WatchedUpdate
 from assay.programs.walk import walk
 from assay.record.batch import Array
 
+MOST_MOVED = 0.7  # of the actions: at the end of an episode another state follows
 MOST_LOOKED_AT = 20_000  # values between a mask and what it was made of
 
 
@@ -30,7 +34,7 @@ def start_states(run: WatchedRun, pieces: Sequence[LossPiece], layouts: Sequence
         return None
     starts: list[Array] = []
     for piece, layout in zip(pieces, layouts, strict=True):
-        states = numbers_of(scored_states(piece, run.kinds))
+        states = scored_states(piece, run.kinds)
         count = layout.rows * layout.width
         if states is None or not states.ndim or states.size % count or states.size == 0:
             return None
@@ -105,3 +109,56 @@ def _is_made_of(value: Value, drawn: Value) -> bool:
     if sight(value) is None:
         return False
     return any(made is drawn for made in walk(value, until=lambda made: made.order < drawn.order))
+
+
+def other_states(update: WatchedUpdate, draws: Sequence[Sampling], kinds: RunKinds) -> str | None:
+    """In words, where the policy was given other states in the loss than when the actions were drawn."""
+    pieces = [scored_states(piece, kinds) for piece in update.pieces]
+    drawn = [state_numbers(draw.value, kinds) for draw in draws]
+    widths = {states.shape[-1] if states is not None and states.ndim else 0 for states in (*pieces, *drawn)}
+    if len(widths) != 1 or 0 in widths:
+        return None
+    scored, played = (
+        [tuple(row) for states in part if states is not None for row in states.reshape(-1, *widths).tolist()]
+        for part in (pieces, drawn)
+    )
+    others = (Counter(scored) - Counter(played)).total()
+    if others < LEAST_MOVED * len(scored):
+        return None
+    return (
+        f"{others} of {len(scored)} states that were scored are not those that the actions were drawn at ("
+        f"{len(set(scored))} different ones were scored, {len(set(played))} were met): see whether stored states are "
+        "changed in place afterwards, as torch.from_numpy() shares its memory"
+    )
+
+
+def states_moved(update: WatchedUpdate, draws: Sequence[Sampling], kinds: RunKinds) -> tuple[int, int, int] | None:
+    """See WatchedUpdate: where actions are trained in the order in which they were drawn, and most are scored at the
+    state of the step before or after."""
+    actions = [numbers_of(draw.value) for draw in draws]
+    played, scored = (
+        [state_numbers(draw.value, kinds) for draw in draws],
+        [scored_states(piece, kinds) for piece in update.pieces],
+    )
+    known = [numbers.reshape(-1) for numbers in actions if numbers is not None]
+    states = [[part for part in parts if part is not None] for parts in (played, scored)]
+    if not known or len(known) < len(draws) or len(states[0]) < len(played) or len(states[1]) < len(scored):
+        return None
+    trained_N, drawn_N = np.concatenate([piece.ids.reshape(-1) for piece in update.pieces]), np.concatenate(known)
+    widths = {part.size // len(drawn_N) for part in map(_together, states) if part.size % len(drawn_N) == 0}
+    if not np.array_equal(trained_N, drawn_N) or len(widths) != 1 or 0 in widths:
+        return None
+    played_NS, scored_NS = (_together(parts).reshape(len(drawn_N), -1) for parts in states)
+    if played_NS.shape != scored_NS.shape:
+        return None
+    own = int((played_NS != scored_NS).any(axis=1).sum())
+    for shift in (1, -1):
+        other_NS = np.roll(played_NS, -shift, axis=0)
+        same_N = (other_NS == scored_NS).all(axis=1)
+        if own >= LEAST_MOVED * len(drawn_N) and same_N.mean() >= MOST_MOVED:
+            return own, len(drawn_N), shift
+    return None
+
+
+def _together(parts: Sequence[Array]) -> Array:
+    return np.concatenate([part.reshape(-1) for part in parts])

@@ -6,13 +6,14 @@ Names play no part. A value of which this cannot be said is None.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from assay.programs.facts.kinds import LOG_OF, ONE_OF, Kind
 from assay.programs.graph import SAME_NUMBERS, UNKNOWN, Value
+from assay.programs.run.readings import read_ids
 from assay.programs.run.rows import replay
 from assay.programs.run.sight import is_mask, numbers_of, sight
 from assay.programs.walk import walk
@@ -32,6 +33,8 @@ ROUNDING = 1e-4  # of sums of float32
 DRAWS = frozenset(("multinomial", "sample", "leave"))
 _ORIGINS = frozenset(("forward", "generate", "multinomial", "sample"))
 
+_CHOSEN = frozenset(ONE_OF.values())
+
 
 class RunKinds:
     """Kinds of values, remembered; and which pass a value came from. What Kinds (facts/kinds.py) is for a text."""
@@ -43,6 +46,8 @@ class RunKinds:
         self.parameters: dict[int, tuple[weakref.ref[Any], int]] = {}
         self.owner: Callable[[Any], int] | None = None  # the number of the model that a parameter belongs to
         self._learned: dict[int, Forward | None] = {}
+        self._owners: dict[int, int] = {}  # by id of the Value of a parameter, as far as it was asked
+        self._read: set[int] = set()  # ids of those of which it is known what they read
         self._kinds: dict[int, Kind | None] = {}
         self._kept: list[Value] = []  # an id is only good as long as its Value lives
 
@@ -89,7 +94,7 @@ class RunKinds:
         if op == "logsumexp":
             return Kind.LOGSUMEXP if inner is Kind.LOGITS else None
         if op in ("gather", "take_along_dim"):
-            return ONE_OF.get(inner)
+            return ONE_OF.get(inner, inner if inner in _CHOSEN else None)  # chosen ones, at some positions
         if op in ("cross_entropy", "nll_loss"):
             reduction = value.setting("reduction", "mean")
             return Kind.NEGATIVE_LOGPROBS if reduction == "none" else None
@@ -157,14 +162,32 @@ class RunKinds:
                 continue
             waiting.pop()
             passes = [found for argument in inner if (found := self._learned.get(id(argument))) is not None]
-            used = [self.parameters[id(argument)] for argument in inner if id(argument) in self.parameters]
+            used = [id(argument) for argument in inner if id(argument) in self.parameters]
             self._kept.append(current)
-            tensor = used[0][0]() if used else None
-            if tensor is not None and self.owner is not None:
-                self._learned[id(current)] = _pass_of(current, self.owner(tensor), used[0][1])
+            number = self._owner_of(used[0]) if used else None
+            if number is not None:
+                self._learned[id(current)] = _pass_of(current, number, self.parameters[used[0]][1])
             else:
                 self._learned[id(current)] = max(passes, key=lambda found: found.value.order, default=None)
         return None if value is None else self._learned[id(value)]
+
+    def note_owners(self) -> None:
+        """Of all parameters so far: when the script is over they may be gone."""
+        for key in self.parameters.keys() - self._owners.keys():
+            self._owner_of(key)
+
+    def _owner_of(self, key: int) -> int | None:
+        tensor = self.parameters[key][0]()
+        if tensor is not None and self.owner is not None:
+            self._owners[key] = self.owner(tensor)
+        return self._owners.get(key)
+
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """What layers did by themselves was done by the model that they belong to."""
+        self._owners = {key: numbers.get(number, number) for key, number in self._owners.items()}
+        for forward in self._learned.values():
+            if forward is not None and forward.model in numbers:
+                forward.model = numbers[forward.model]
 
     def _ends_learning(self, value: Value) -> bool:
         seen = sight(value)
@@ -195,7 +218,11 @@ class RunKinds:
         found = next((self.forwards.get(id(made)) for made in above(value) if made.op == "forward"), None)
         if found is not None:
             return found
-        return self.learned_in(value.input if value.op in DRAWS and value.input is not None else value)
+        learned = self.learned_in(value.input if value.op in DRAWS and value.input is not None else value)
+        if learned is not None and id(learned) not in self._read:
+            self._read.add(id(learned))
+            learned.input_ids = read_ids(learned.value, self.parameters)
+        return learned
 
     def pass_of(self, value: Value | None) -> Forward | None:
         """The pass whose log-probs of chosen tokens these are."""
@@ -316,7 +343,8 @@ def chosen_ids(value: Value, kinds: RunKinds) -> Array | None:
     def at(source: Value) -> Array | None:
         ids: Value | None = None
         if source.op in ("gather", "take_along_dim"):
-            ids = source.arguments.get("index")
+            were_chosen = source.input is not None and kinds.of(source.input) in _CHOSEN  # then it picks positions
+            ids = None if were_chosen else source.arguments.get("index")
         elif source.op in ("cross_entropy", "nll_loss"):
             ids = source.arguments.get("target")
         elif source.op == "log_prob":

@@ -23,11 +23,14 @@ from assay.programs.graph import RESHAPES, Value
 from assay.programs.run.kinds import DRAWS, RunKinds, one_of_each
 from assay.programs.run.roles import LossPiece
 from assay.programs.run.sight import number_of, numbers_of, sight
+from assay.programs.run.states import is_of_states, normaliser_of, state_numbers
 from assay.programs.run.watched import Sampling, WatchedRun, WatchedUpdate, spot_of
 from assay.programs.walk import main_input, walk
 from assay.record.batch import Array
 
 MOST_ACTIONS = 8192  # of one update
+DRAWS_LOOKED_AT = 64
+LEAST_LEANING = 0.05  # of a probability from that of a uniform policy, relative
 LEAST_MOVED = 0.25  # of the actions: fewer that were not drawn may be exploration
 CUT = -80.0  # log-prob of an action that has no chance
 LEAST_OLDER = 0.25  # of the rows that no new draw had: fewer may have the same log-prob by chance
@@ -40,16 +43,6 @@ _BENDS = frozenset("masked_fill where setitem scatter topk sort add clamp".split
 _BARS = frozenset("masked_fill where setitem".split())
 _KNOWN = (Kind.LOG_SOFTMAX, Kind.PROBABILITIES)
 _DISTRIBUTIONS = frozenset("softmax log_softmax cross_entropy categorical logsumexp".split())
-
-
-def is_of_states(piece: LossPiece) -> bool:
-    """The policy was given no ids, or ids of states: what was chosen is not a part of what was given."""
-    given = numbers_of(piece.forward.input_ids)
-    if given is None:
-        return piece.forward.input_ids is None
-    if given.ndim != 1 or piece.ids.shape != given.shape or len(given) < 2:
-        return False
-    return not np.array_equal(given[1:], piece.ids[:-1])
 
 
 @dataclass(frozen=True)
@@ -73,11 +66,21 @@ def layout_of(piece: LossPiece, run: WatchedRun) -> Layout:
     if len(shape) < 2:
         is_episode = credit is not None and credit.size == 1  # one number for all of its actions
         return Layout(1, piece.ids.size) if is_episode else Layout(piece.ids.size, 1)
+    if credit is not None and credit.size == piece.ids.size and _is_one_draw(piece.ids, run):
+        return Layout(piece.ids.size, 1)  # nothing was done between these actions: each is an episode
     first, rest = shape[0], math.prod(shape[1:])
     by_column = credit is not None and first != rest == credit.size == math.prod(credit.shape[-1:])
     if by_column or _is_time_first(piece.ids.reshape(first, rest), run):
         return Layout(rest, first, turned=True)
     return Layout(math.prod(shape[:-1]), shape[-1])
+
+
+def _is_one_draw(ids: Array, run: WatchedRun) -> bool:
+    drawn = (numbers_of(draw.value) for draw in reversed(run.samplings[-DRAWS_LOOKED_AT:]))
+    return any(
+        numbers is not None and numbers.size == ids.size and (numbers.reshape(ids.shape) == ids).all()
+        for numbers in drawn
+    )
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -96,22 +99,9 @@ def _is_time_first(ids: Array, run: WatchedRun) -> bool:
     return all(tuple(row) in rows for row in ids.tolist())
 
 
-def scored_states(piece: LossPiece, kinds: RunKinds) -> Value | None:
-    """What the policy was given for the log-probs in the loss."""
-    return states_of(scored_distribution(piece, kinds)[0] or piece.new, kinds)
-
-
-def states_of(made: Value, kinds: RunKinds) -> Value | None:
-    """What the policy was given: the one tensor beside parameters that its logits were made of; None if not known."""
-    found: dict[int, Value] = {}
-    start = made.input if made.op in DRAWS and made.input is not None else made
-    if kinds.learned_in(start) is None:
-        return None
-    for value in walk(start, until=lambda part: kinds.learned_in(part) is None):
-        is_other = kinds.learned_in(value) is None and id(value) not in kinds.parameters and value.op not in DRAWS
-        if is_other and (seen := sight(value)) is not None and seen.is_floating and seen.size > 1:
-            found[id(value)] = value
-    return next(iter(found.values())) if len(found) == 1 else None
+def scored_states(piece: LossPiece, kinds: RunKinds) -> Array | None:
+    """What the policy was given for the log-probs in the loss, as numbers."""
+    return state_numbers(scored_distribution(piece, kinds)[0] or piece.new, kinds)
 
 
 # -- what was drawn
@@ -160,8 +150,8 @@ def action_fields(
         found |= located
         if not located:
             found |= _as_trained(run, update, draws, fields, layouts)
+            update.states_moved, others = _states(run, update, draws)
             _note(run, "which draw each trained action comes from is not known: what was sampled could not be compared")
-            others = _other_states(update, draws, run.kinds)
             if others is not None and not any("states that were scored" in note for note in run.notes):
                 run.notes.append(others)
     return found
@@ -183,12 +173,12 @@ def _as_trained(
     if len(known) == len(drawn):
         is_it = not Counter(tokens_BT[counted_BT].tolist()) - Counter(np.concatenate(known).tolist())
     else:  # numpy or Python drew
-        is_it = not known and sum(map(_drawn_actions, draws)) == counted_BT.sum()
+        is_it = not known and sum(map(drawn_actions, draws)) == counted_BT.sum()
     final_NA = _trained_logprobs(update, layouts, tokens_BT.shape, run.kinds) if is_it else None
     return {} if final_NA is None else _uncertainty(final_NA, tokens_BT.shape)
 
 
-def _drawn_actions(draw: Sampling) -> int:
+def drawn_actions(draw: Sampling) -> int:
     """How many actions one draw gives."""
     seen, given = sight(draw.value), sight(draw.value.input)
     if seen is not None:
@@ -204,32 +194,19 @@ def _episodes(
 
     found: dict[str, Any] = {"start_states": start_states(run, update.pieces, layouts, len(draws))}
     actions = sum(piece.ids.size for piece in update.pieces)
-    if all(piece.mask is None for piece in update.pieces) and sum(map(_drawn_actions, draws)) == actions:
+    if all(piece.mask is None for piece in update.pieces) and sum(map(drawn_actions, draws)) == actions:
         found["lengths"] = np.concatenate([np.full(layout.rows, layout.width) for layout in layouts])  # all are there
     elif len(layouts) == 1:
         found["lengths"] = lengths_of(update.pieces[0], layouts[0], draws)
     return found
 
 
-def _other_states(update: WatchedUpdate, draws: Sequence[Sampling], kinds: RunKinds) -> str | None:
-    """In words, where the policy was given other states in the loss than when the actions were drawn."""
-    pieces = [numbers_of(scored_states(piece, kinds)) for piece in update.pieces]
-    drawn = [numbers_of(states_of(draw.value, kinds)) for draw in draws]
-    widths = {states.shape[-1] if states is not None and states.ndim else 0 for states in (*pieces, *drawn)}
-    if len(widths) != 1 or 0 in widths:
-        return None
-    scored, played = (
-        [tuple(row) for states in part if states is not None for row in states.reshape(-1, *widths).tolist()]
-        for part in (pieces, drawn)
-    )
-    others = (Counter(scored) - Counter(played)).total()
-    if others < LEAST_MOVED * len(scored):
-        return None
-    return (
-        f"{others} of {len(scored)} states that were scored are not those that the actions were drawn at ("
-        f"{len(set(scored))} different ones were scored, {len(set(played))} were met): see whether stored states are "
-        "changed in place afterwards, as torch.from_numpy() shares its memory"
-    )
+def _states(
+    run: WatchedRun, update: WatchedUpdate, draws: Sequence[Sampling]
+) -> tuple[tuple[int, int, int] | None, str | None]:
+    from assay.programs.run.episodes import other_states, states_moved
+
+    return states_moved(update, draws, run.kinds), other_states(update, draws, run.kinds)
 
 
 def _note(run: WatchedRun, sentence: str) -> None:
@@ -317,6 +294,14 @@ def _trained_logprobs(
     return None if whole_NA is None else np.maximum(whole_NA, LOWEST)
 
 
+def trained_uncertainty(
+    update: WatchedUpdate, layouts: Sequence[Layout], shape: tuple[int, ...], kinds: RunKinds
+) -> dict[str, Array]:
+    """Of the distributions that the log-probs in the loss are of, where they were kept."""
+    final_NA = _trained_logprobs(update, layouts, shape, kinds)
+    return {} if final_NA is None else _uncertainty(final_NA, shape)
+
+
 def _uncertainty(logprobs_NA: Array, shape: tuple[int, ...]) -> dict[str, Array]:
     """Entropy, and the variance of a draw's log-prob."""
     entropy_N = -(np.exp(logprobs_NA) * logprobs_NA).sum(axis=1)
@@ -357,6 +342,7 @@ def _located(
     if sampled_N is None:
         sampled_N = _sampled(actions_N, places, drawn.actions_N, counted)
     if sampled_N is None:
+        update.replaced = _replaced(fields, drawn, places, logits_NA, counted)
         return {}
     found: dict[str, Any] = {"sampler_versions": np.full(shape[0], version)}
     if (sampled_N != actions_N).any() or _are_single(places, drawn.actions_N):
@@ -444,6 +430,33 @@ def _sampled(actions_N: Array, places: Sequence[Array], drawn_N: Array, counted_
     return sampled_N if moved == 0 or moved >= LEAST_MOVED * len(actions_N) else None
 
 
+def _replaced(
+    fields: dict[str, Any], drawn: Drawn, places: Sequence[Array], logits_NA: Array, counted_N: Array
+) -> tuple[int, int] | None:
+    """See WatchedUpdate: by how often each action was drawn and is trained at the same logits. None where the loss
+    scores another distribution than was drawn from, or where not all that was drawn is trained."""
+    actions_N = fields["tokens"].reshape(-1)
+    if drawn.temperature is None or drawn.is_cut or len(drawn.actions_N) != counted_N.sum():
+        return None
+    logprobs_NA = _log_softmax(logits_NA / drawn.temperature)
+    if np.median(np.abs(np.exp(logprobs_NA) * logits_NA.shape[1] - 1).max(axis=1)) < LEAST_LEANING:
+        return None  # where the policy is uniform, a mixture of it with a uniform one is the same
+    logprobs_N = logprobs_NA[np.arange(len(actions_N)), actions_N]
+    for name in ("new_logprobs", "old_logprobs"):
+        if (given := fields.get(name)) is not None:
+            off_N = np.abs(given.reshape(-1) - logprobs_N)[counted_N]
+            if off_N.max(initial=0.0) > FAR * SAME_LOGPROB:
+                return None
+    trained: dict[bytes, Counter[int]] = {}
+    met: dict[bytes, Array] = {}
+    for row in np.flatnonzero(counted_N).tolist():
+        key = places[row].tobytes()
+        met[key] = places[row]
+        trained.setdefault(key, Counter())[int(actions_N[row])] += 1
+    others = sum((count - Counter(drawn.actions_N[met[key]].tolist())).total() for key, count in trained.items())
+    return others, int(counted_N.sum())
+
+
 def _are_single(places: Sequence[Array], drawn_N: Array) -> bool:
     """Whether the logits of a row say which action was drawn: in a state that is met twice they do not."""
     return all(len(set(drawn_N[rows].tolist())) <= 1 for rows in places)
@@ -496,6 +509,8 @@ def scored_distribution(piece: LossPiece, kinds: RunKinds) -> tuple[Value | None
     for made in _chain(piece.new):
         if made.op in _DISTRIBUTIONS:
             break
+        if made.op == "sub" and (sums := normaliser_of(made)) is not None:
+            return sums.input, True
         picked = one_of_each(made)
         if picked is not None and (kind := kinds.of(picked[0])) in _KNOWN:
             return picked[0], kind is Kind.LOG_SOFTMAX

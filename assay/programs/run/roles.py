@@ -28,6 +28,8 @@ _WHOLE_COST = re.compile(r"((total|mean|tour|episode|batch)_)?(costs?|regrets?|l
 _LINEAR = KEEPS_NUMBERS | {"sum", "mean", "div", "mul", "masked_fill", "where", "neg", "clamp", "nan_to_num"}
 _SHAPES = RESHAPES | set("neg expand expand_as repeat cast detach clone transpose permute index".split())
 _UNCHANGED = KEEPS_NUMBERS | {"nan_to_num", "changed"}
+_MASK_FORMS = _UNCHANGED | RESHAPES
+_PRODUCTS = frozenset({"mul", "div"})
 _CUT = _UNCHANGED | {"clamp", "minimum", "maximum", "min", "max", "neg"}
 
 
@@ -201,7 +203,11 @@ def _find_product(piece: LossPiece, flow: Flow) -> None:
         value, pulled, weight = first[0]
         piece.product, piece.advantages = value, weight
     # weights made of this very pass are not advantages: CISPO and its kin
-    if any(made is piece.forward.value for made in above(piece.advantages)):
+    made_of = list(above(piece.advantages))
+    # without any of them it is a critic in the same network
+    of_policy = (Kind.LOGPROBS, Kind.LOG_SOFTMAX, Kind.PROBABILITIES, Kind.LOGITS)
+    is_of_policy = any(flow.kinds.of(made) in of_policy for made in made_of)
+    if is_of_policy and any(made is piece.forward.value for made in made_of):
         piece.unsure |= {"advantages", "ratio"}
         return
     piece.sign = unwrapped(piece.advantages)[1]
@@ -257,9 +263,12 @@ def is_corrected(backwards: Sequence[Backward]) -> bool:
             if piece.correction is not None:
                 return True
             columns = sight_of_new(piece)[1:]
+            credit = set() if piece.advantages is None else {id(made) for made in above(piece.advantages)}
             for value in backward.roles.flow.values if backward.roles is not None else ():
                 seen = sight(value)
                 is_fixed = value.op == "exp" and seen is not None and not seen.requires_grad
+                if is_fixed and id(value) in credit and _chain(value.input or value)[-1].op != "sub":
+                    continue  # a reward may be exp of anything
                 if is_fixed and seen is not None and seen.shape[1:] in (columns, ()):
                     return True
     return False
@@ -279,7 +288,47 @@ def _is_weight(value: Value, piece: LossPiece) -> bool:
     numbers = seen.numbers
     if numbers is not None and abs(float(numbers.flat[0])) == 1 and (numbers == numbers.flat[0]).all():
         return False  # it weighs nothing
-    return not (is_mask(value) and seen.shape == sight_of_new(piece))
+    return not (is_mask(value) and seen.shape == sight_of_new(piece)) and not _only_masks(value, piece)
+
+
+def _only_masks(value: Value, piece: LossPiece) -> bool:
+    """mask / mask.sum(): a mask that is divided by something that was made of it."""
+    mask = _mask_in(value, sight_of_new(piece))
+    if mask is None or mask is value:
+        return False
+    root = peel(mask, _MASK_FORMS)
+    layers = walk(value, main_input, until=lambda made: made is mask)
+    return all(made.op not in _PRODUCTS or _is_scaled_by(made, root) for made in layers)
+
+
+def _is_scaled_by(value: Value, root: Value) -> bool:
+    other = value.arguments.get("other")
+    if other is None or number_of(other) is not None:
+        return True
+    return any(peel(made, _MASK_FORMS) is root for made in above(other))
+
+
+def _mask_in(value: Value, shape: tuple[int, ...]) -> Value | None:
+    """The mask of this shape that a weight was multiplied with: the weight is 0 wherever it is."""
+    numbers = numbers_of(value)
+    if numbers is None or numbers.shape != shape:
+        return None
+    for made in walk(value, _factors, until=lambda inner: inner.op not in _PRODUCTS | _MASK_FORMS):
+        mask = numbers_of(made) if is_mask(made) and shape == sight_shape(made) else None
+        if mask is not None and mask.any() and not mask.all() and not numbers[~mask.astype(bool)].any():
+            return made
+    return None
+
+
+def _factors(value: Value) -> list[Value]:
+    """Of a product all, of a quotient what is divided."""
+    inner = [value.input] if value.input is not None else []
+    return inner + ([value.arguments["other"]] if value.op == "mul" and "other" in value.arguments else [])
+
+
+def sight_shape(value: Value) -> tuple[int, ...]:
+    seen = sight(value)
+    return () if seen is None else seen.shape
 
 
 def sight_of_new(piece: LossPiece) -> tuple[int, ...]:
@@ -406,6 +455,8 @@ def _find_mask(piece: LossPiece, flow: Flow) -> None:
             if (value.op, name) in _MASKS or (value.op == "index" and seen.dtype == "bool"):
                 piece.mask, piece.mask_is_inverted = mask, value.op == "masked_fill"
                 return
+    inside = (_mask_in(weight, shape) for _, _, weight in flow.sides("mul", piece.new) if not requires_grad(weight))
+    piece.mask = next((mask for mask in inside if mask is not None), None)
 
 
 _MASKS = {

@@ -179,28 +179,42 @@ def _goes_on(before: Sampling, after: Sampling) -> bool:
     earlier, later = before.forward, after.forward
     if earlier is None or later is None or earlier.model != later.model or earlier.version != later.version:
         return False
-    shorter, longer = sight(earlier.input_ids), sight(later.input_ids)
-    if shorter is None or longer is None or later.input_ids is None or shorter.shape[:-1] != longer.shape[:-1]:
+    then, now, drawn = _context(before), _context(after), numbers_of(before.value)
+    if then is None or now is None or later.input_ids is None or then.shape[:-1] != now.shape[:-1]:
         return False
-    if longer.shape[-1] not in (1, shorter.shape[-1] + 1):
+    if now.shape[-1] not in (1, then.shape[-1] + 1) and not _slides(before, after):
         return False
     if any(value is before.value for value in islice(above(later.input_ids), MOST_OPERATIONS_BETWEEN)):
         return True
     # tokens may have gone through Python's lists in between
-    then, now, drawn = numbers_of(earlier.input_ids), numbers_of(later.input_ids), numbers_of(before.value)
-    if then is None or now is None or drawn is None or drawn.size != now[..., -1].size:
+    if drawn is None or drawn.size != now[..., -1].size or not (drawn.reshape(-1) == now[..., -1].reshape(-1)).any():
         return False
-    if not (drawn.reshape(-1) == now[..., -1].reshape(-1)).any():
+    return now.shape[-1] == 1 or np.array_equal(now[..., :-1], then) or _slides(before, after)
+
+
+def _context(draw: Sampling) -> Array | None:
+    """[B, S] of what the pass was given; ids without a second dimension are one row, or one token of each row."""
+    given = numbers_of(draw.forward.input_ids) if draw.forward is not None else None
+    if given is None or given.ndim != 1:
+        return given
+    drawn = sight(draw.value)
+    return given[:, None] if drawn is not None and drawn.size == len(given) > 1 else given[None]
+
+
+def _slides(before: Sampling, after: Sampling) -> bool:
+    """The pass is given the last few tokens: those of the one before, except for the first, and what was drawn."""
+    then, now, drawn = _context(before), _context(after), numbers_of(before.value)
+    if then is None or now is None or drawn is None or then.shape != now.shape or drawn.size != now[..., -1].size:
         return False
-    return now.shape[-1] == 1 or np.array_equal(now[..., :-1], then)
+    is_moved = now.shape[-1] > 1 and np.array_equal(now[..., :-1], then[..., 1:])
+    return is_moved and np.array_equal(now[..., -1].reshape(-1), drawn.reshape(-1))
 
 
 def _looped(part: Sequence[Sampling], run: WatchedRun) -> SampledRows | None:
     first = part[0].forward
-    prompts_BP = numbers_of(first.input_ids) if first is not None else None
-    if first is None or prompts_BP is None or prompts_BP.ndim not in (1, 2):
+    prompts_BP = _context(part[0])
+    if first is None or prompts_BP is None or prompts_BP.ndim != 2:
         return None
-    prompts_BP = np.atleast_2d(prompts_BP)
     rows = len(prompts_BP)
     columns = [numbers_of(draw.value) for draw in part]
     if any(column is None or column.size != rows for column in columns):
@@ -282,6 +296,7 @@ def _is_counted(value: Value) -> bool:
     return any(user.op in ("cumsum", "any", "argmax", "cumprod", "nonzero", "max") for user in users)
 
 
+LEAST_ENDED = 3  # rows that stop behind one token
 LEAST_PACKED = 3  # tokens of an answer with its prompt
 
 
@@ -318,6 +333,40 @@ def _without_doubtful(given_BS: Array, located: Sequence[Found | None]) -> list[
         if found is not None:
             given.setdefault((id(found.rollout), found.row), set()).add(row_S.tobytes())
     return [None if found is not None and len(given[id(found.rollout), found.row]) > 1 else found for found in located]
+
+
+def with_ends(given_BS: Array, rollouts: Sequence[SampledRows]) -> list[SampledRows]:
+    """Where nothing shows what ends a row, and rows that are trained stop behind one and the same token while the loop
+    drew on: that token ends them."""
+    newest = max((rollout.moment for rollout in rollouts), default=0)
+    open_ended = [rollout for rollout in rollouts if rollout.moment == newest and rollout.finished_B is None]
+    sampled = [(rollout, row) for rollout in open_ended for row in range(len(rollout.lengths_B))]
+    if len(sampled) != len(given_BS):
+        return list(rollouts)
+    ends: list[int] = []
+    for given_S, (rollout, row) in zip(np.ascontiguousarray(given_BS, dtype=np.int64), sampled, strict=True):
+        prompt, drawn = np.ascontiguousarray(rollout.prompt(row), dtype=np.int64), rollout.sampled_BT[row]
+        at = _first_place(given_S.tobytes(), prompt)
+        if at is None:
+            return list(rollouts)
+        rest = given_S[at + len(prompt) :]
+        both = min(len(rest), len(drawn))
+        same = int(np.argmin(np.append(rest[:both] == drawn[:both], False)))
+        if same == both:
+            continue
+        if same == 0 or len(np.unique(rest[same:])) > 1:
+            return list(rollouts)
+        ends.append(int(drawn[same - 1]))
+    if len(ends) < LEAST_ENDED or len(set(ends)) != 1:
+        return list(rollouts)
+    mine = {id(rollout) for rollout in open_ended}
+    return [_ending_with(rollout, ends[0]) if id(rollout) in mine else rollout for rollout in rollouts]
+
+
+def _ending_with(rollout: SampledRows, end: int) -> SampledRows:
+    lengths_B, finished_B = _ends(rollout.sampled_BT, [end])
+    settings = {**rollout.settings, "eos_ids": [end]}
+    return replace(rollout, settings=settings, lengths_B=lengths_B, finished_B=finished_B)
 
 
 def are_packed(given_BS: Array, found: Sequence[Found], rollouts: Sequence[SampledRows]) -> bool:
@@ -368,13 +417,16 @@ def _places(text: bytes, wanted: Array) -> Iterator[int]:
 
 
 def _search(given_S: Array, rollouts: Sequence[SampledRows]) -> Found | None:
+    """The one that begins first, as a short row may stand inside of another by chance; then the longest, the newest."""
     best: Found | None = None
-    longest = 0
+    rank = (-len(given_S), 0)
     for rollout in reversed(rollouts):
         for row in range(len(rollout.sampled_BT)):
             length = int(rollout.prompt_mask_BP[row].sum() + rollout.lengths_B[row])
-            if length > longest and (found := _stands(given_S, rollout, row)) is not None:
-                best, longest = found, length
+            if (0, length) <= rank or (found := _stands(given_S, rollout, row)) is None:
+                continue
+            if (-found.start, length) > rank:
+                best, rank = found, (-found.start, length)
     return best
 
 
@@ -433,6 +485,28 @@ def other_tokens(
     if not others or own < max(LEAST_OWN * len(given_BS), 2) or elsewhere > own / 4:
         return None
     return replace(others[0], rows=len(others))
+
+
+def shift_of(given_BS: Array, tokens_BT: Array) -> int | None:
+    """The input column of the first token column; the rightmost that fits."""
+    width = tokens_BT.shape[1]
+    for first in range(given_BS.shape[1] - width, -1, -1):
+        if ((given_BS[:, first : first + width] == tokens_BT) | (tokens_BT < 0)).all():
+            return first
+    first = int(given_BS.shape[1]) - int(width) + 1  # model(ids[:, :-1]): the last token predicts nothing
+    if first >= 1 and ((given_BS[:, first:] == tokens_BT[:, :-1]) | (tokens_BT[:, :-1] < 0)).all():
+        return first
+    return None
+
+
+def jumbled_shift(found: Sequence[Found], tokens_BT: Array) -> int | None:
+    """Where each row holds the sampled tokens in another order: the column where the completions begin."""
+    starts = {row.completion for row in found}
+    sampled = [row.rollout.sampled_BT[row.row] for row in found]
+    if len(starts) > 1 or any(len(tokens) != tokens_BT.shape[1] for tokens in sampled):
+        return None
+    same = all(np.array_equal(np.sort(one), np.sort(other)) for one, other in zip(sampled, tokens_BT, strict=True))
+    return starts.pop() if same and starts else None
 
 
 def _first_place(text: bytes, wanted: Array) -> int | None:

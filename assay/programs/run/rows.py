@@ -54,6 +54,8 @@ def replay(value: Value, at: At, same: frozenset[str] = SAME) -> Array | None:
         return inner if inner.shape == seen.shape else _broadcast(inner, seen.shape)
     if value.op == "index":
         return _indexed(value, inner, seen.shape)
+    if value.op in ("gather", "take_along_dim"):
+        return _gathered(value, inner, seen.shape)
     if value.op == "transpose" and inner.ndim == 2:
         return inner.T
     return inner.T if value.op == "permute" and inner.T.shape == seen.shape != inner.shape else None
@@ -73,6 +75,17 @@ def _indexed(value: Value, array: Array, shape: tuple[int, ...]) -> Array | None
     try:
         result: Array = array[keys]
     except (IndexError, TypeError, ValueError):
+        return None
+    return result if result.shape == shape else None
+
+
+def _gathered(value: Value, array: Array, shape: tuple[int, ...]) -> Array | None:
+    index, dim = numbers_of(value.arguments.get("index")), value.setting("dim")
+    if index is None or not isinstance(dim, int) or index.ndim != array.ndim:
+        return None
+    try:
+        result: Array = np.take_along_axis(array, index, dim)
+    except (IndexError, ValueError):
         return None
     return result if result.shape == shape else None
 

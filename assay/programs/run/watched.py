@@ -13,7 +13,7 @@ from assay.programs.graph import Graph, Value
 from assay.programs.run.gradients import GradientHistory
 from assay.programs.run.kinds import RunKinds
 from assay.programs.run.sight import Sight
-from assay.record.batch import Batch
+from assay.record.batch import Array, Batch
 from assay.verdict import Place
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Model:
     has_adapter: bool = False
     eos_ids: tuple[int, ...] = ()  # of its configuration
     vocabulary: int | None = None
+    gives_logits: bool = False  # called with ids, it returns logits: it can be asked again
     can_cache: bool = False  # keys and values of what was read before: its configuration speaks of them
 
 
@@ -131,9 +132,14 @@ class WatchedUpdate:
     is_first: bool = False  # no update came between the sampling of its rows and it
     sampled_at: frozenset[Spot] = frozenset()  # of what sampled its rows
     other_tokens: OtherTokens | None = None
+    unknown_rows: tuple[int, int] | None = None  # how many of how many were not found among the sampled ones
     ends_next: float | None = None  # where nearly all rows were cut off: probability of the end as their next token
     barred: tuple[int, int, float] | None = None  # actions drawn while others had no chance, how many others at most,
     # and the probability that the loss gives to those on average
+    states_moved: tuple[int, int, int] | None = None  # actions that are scored at the state of another step, of how
+    # many, and how many steps later that is
+    replaced: tuple[int, int] | None = None  # trained actions that nothing drew at their state, of how many, where all
+    # others were drawn from just the distribution that the loss scores
 
     @property
     def source(self) -> str:
@@ -145,6 +151,15 @@ class WatchedUpdate:
         return [piece for backward in self.backwards for piece in backward.pieces]
 
 
+@dataclass(frozen=True)
+class Stored:
+    """Numbers that lay in the script's variables when it began to learn from a rollout, one for each action."""
+
+    name: str  # the variable, and the way into it
+    numbers: Array
+    lengths: tuple[int, ...] = ()  # where they were kept in lists of their own, as episodes are: how many in each
+
+
 @dataclass(eq=False, slots=True)
 class ScriptFailure:
     """The exception that ended the script. `value` is the call of torch that raised it, if one did."""
@@ -153,6 +168,7 @@ class ScriptFailure:
     message: str
     place: Place | None
     value: Value | None = None
+    is_of_names: bool = False  # a name, an attribute or an argument of the script's own that does not exist
 
 
 @dataclass(repr=False)
@@ -167,6 +183,9 @@ class WatchedRun:
     backwards: list[Backward] = field(default_factory=list)
     updates: list[WatchedUpdate] = field(default_factory=list)
     gradients: GradientHistory = field(default_factory=GradientHistory)
+    stores: list[tuple[int, list[Stored]]] = field(
+        default_factory=list
+    )  # at the first backward of a rollout: its order
     seeds: list[Place] = field(default_factory=list)  # where random numbers were seeded, in order
     batches: list[Batch] = field(default_factory=list)
     failure: ScriptFailure | None = None

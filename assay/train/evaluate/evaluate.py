@@ -88,8 +88,21 @@ def evaluate(
     failures: FailedRewards | None = None,
 ) -> Evaluation:
     """Evaluates the policy after `step`. Every call uses the same problems and the same random numbers."""
+    return answer(engine, heldout_prompts(task, policy, config), reward, config, step, on_token, on_scored, failures)
+
+
+def answer(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    reward: Reward,
+    config: Config,
+    step: int,
+    on_token: Callable[[int, int], None] = lambda done, of: None,
+    on_scored: Callable[[int, int], None] = lambda done, of: None,
+    failures: FailedRewards | None = None,
+) -> Evaluation:
+    """One greedy and evaluate.samples sampled answers to each prompt, scored."""
     failures = failures or FailedRewards(config)
-    prompts = heldout_prompts(task, policy, config)
     engine.publish()
     greedy, sampled = (
         engine.generate(

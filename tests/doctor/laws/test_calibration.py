@@ -189,3 +189,11 @@ def test_each_answer_that_ends_at_the_limit_stands_for_some_that_do_not():
 
 def test_a_limit_that_cuts_nobody_off_is_named_where_ends_say_otherwise():
     assert check_batches([limit_batch(200, 0, 0.6)]).message.startswith("answers that reach the token limit end there")
+
+
+def test_a_uniform_policy_does_not_look_greedy():
+    tally = Tally()
+    tally.add(Distributions.of(np.full((30, 3), -math.log(3)), [0, 1, 2] * 10))
+    gains = dict(zip(VARIANTS, tally.fields()["variant_gains"], strict=True))
+    greedy = [gain for variant, gain in gains.items() if variant.kind == "epsilon_greedy"]
+    assert greedy == pytest.approx([0.0] * len(greedy), abs=1e-9)  # any of three ids that are as likely: the same draw

@@ -34,7 +34,7 @@ import numpy as np
 from assay.doctor.catalogue import Scripts, illness
 from assay.doctor.examples.scripts import with_change
 from assay.programs.edits import Spot
-from assay.programs.facts.advantages.shapes import Shape, Shapes, enlarged
+from assay.programs.facts.advantages.shapes import Shape, Shapes, enlarged, is_column
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -52,18 +52,22 @@ ARITHMETIC = frozenset("add sub mul div pow minimum maximum min max where mse_lo
 def check_source(program: Program) -> Iterator[Verdict]:
     shapes = Shapes(program)
     seen: set[int] = set()
-    for loss, terms in program.losses:
-        if not any(term.is_policy for term in terms):
-            continue
+    if not any(term.is_policy for _, terms in program.losses for term in terms):
+        return
+    for loss, _ in program.losses:
         for value in ancestors(loss):
-            if value.op not in ("mul", "add", "sub", "div", "minimum", "maximum") or id(value) in seen:
+            sides = _sides(value)
+            if len(sides) != 2 or id(value) in seen:
                 continue
             seen.add(id(value))
-            left, right = shapes.of(value.input), shapes.of(value.argument("other"))
+            left, right = (shapes.of(value.arguments[name]) for name in sides)
+            if value.op not in ("mul", "div") and (fault := _column(value, sides, left, right)):
+                yield likely(f"`{value.place.text}` {fault}", places=(value.place,))
+                continue
             if not left or not right or left.count("B") > 1 or right.count("B") > 1:  # reported where it began
                 continue
             fault = enlarged(left, right)
-            if fault and any(_is_measured(side) for side in value.inputs):
+            if fault and any(_is_measured(value.arguments[name]) for name in sides):
                 continue  # the script asks how many dimensions it has
             if not fault:
                 yield healthy("the shapes fit", places=(value.place,))
@@ -71,7 +75,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield likely(
                 f"`{value.place.text}` puts {_shown(left)} against {_shown(right)}: {fault}",
                 places=(value.place,),
-                why=tuple(_why(value, name, shapes) for name in ("input", "other")),
+                why=tuple(_why(value, name, shapes) for name in sides),
             )
 
 
@@ -89,13 +93,36 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
             # inside of a network that is given states, entities may meet each other
             shapes, count = _crossed(value, tables | lists if value.order > first else tables)
             if count:
-                other = value.arguments["other" if "other" in value.arguments else "target"]
+                other = next(value.arguments[name] for name in _SIDES if name in value.arguments)
                 yield finding(
                     f"`{value.place.text}` of shapes {list(shapes[0])} and {list(shapes[1])} is {list(shapes[2])}: "
                     f"each of the {count} rows is combined with every other",
                     places=(value.place, other.place),
                 )
         yield healthy("no operation of the loss combines every row with every other")
+
+
+def _sides(value: Value) -> list[str]:
+    """The names of the two arguments that meet element by element."""
+    if value.op in ("mul", "add", "sub", "div", "minimum", "maximum"):
+        return [name for name in ("input", "other") if name in value.arguments]
+    if value.op in ("mse_loss", "smooth_l1_loss"):
+        return [name for name in ("input", "target") if name in value.arguments]
+    if value.op == "forward" and value.name in ("MSELoss", "SmoothL1Loss", "HuberLoss", "L1Loss"):
+        return [name for name in value.arguments if name.startswith("given_")]
+    return []
+
+
+def _column(value: Value, sides: list[str], left: Shape, right: Shape) -> str:
+    """[B, 1] of a network's last layer against numbers without that dimension."""
+    for name, other, shape in ((sides[0], sides[1], right), (sides[1], sides[0], left)):
+        if not shape or shape[-1] == "1" or not is_column(value.arguments[name]):
+            continue
+        column, plain = value.arguments[name].shown, value.arguments[other].shown
+        return (
+            f"puts {column}, whose last dimension has size 1, against {plain}, {_shown(shape)}: each meets every other"
+        )
+    return ""
 
 
 def _is_measured(side: Value) -> bool:
@@ -114,10 +141,14 @@ def _shown(shape: Shape) -> str:
 def _crossed(value: Value, rows: set[int]) -> tuple[list[tuple[int, ...]], int]:
     """(the shapes of both sides and of the result, rows that both sides were enlarged to; 0: they were not)."""
     seen = sight(value)
-    if value.op not in ARITHMETIC or seen is None or not seen.requires_grad or len(seen.shape) < 2:
+    is_scored = value.op == "log_prob" and value.input is not None and value.input.op == "categorical"
+    if not (value.op in ARITHMETIC or is_scored) or seen is None or not seen.requires_grad or len(seen.shape) < 2:
         return [], 0
-    operands = [sight(value.arguments.get(name)) for name in ("input", "other", "target")]
+    operands = [sight(value.arguments.get(name)) for name in ("input", *_SIDES)]
     shapes = [operand.shape for operand in operands if operand is not None]
+    if is_scored and value.input is not None:  # actions as a column, beside one distribution for each
+        given = sight(value.input.arguments.get("logits") or value.input.arguments.get("probs"))
+        shapes = [given.shape[:-1], *shapes] if given is not None else []
     if len(shapes) != 2 or any(len(shape) == 0 for shape in shapes):
         return [], 0
     whole = np.array(seen.shape)
@@ -126,6 +157,7 @@ def _crossed(value: Value, rows: set[int]) -> tuple[list[tuple[int, ...]], int]:
     return [*shapes, seen.shape], max(grown[0] & grown[1] & rows, default=0)
 
 
+_SIDES = ("other", "target", "value")
 WELL = with_change("rewards_of(ids[:, start:])", "torch.tensor([rewards_of(answer) for answer in ids[:, start:]])")
 
 

@@ -76,6 +76,7 @@ EQUAL_REWARDS = 1e-6  # relative spread of rewards that are the same number exce
 ON_A_LINE = 0.999  # correlation of advantages with their rewards in one group, by any known formula
 VISIBLE = 0.1  # an advantage of this size moves the policy; equal rewards leave at most a rounding error of 0
 BLOWN_UP = 10.0  # times the bound: where groups are not centred, a wrong baseline alone may exceed it a little
+NEARLY = 1e-3  # relative: advantages that are one number except for rounding
 SLACK = 1.01  # over the bound: bfloat16 rounds by half a percent
 SMALLEST_STD = 0.02  # of a group's rewards: what is below is noise, and dividing by it makes +-1 of it
 FEW_GROUPS = 0.1  # of the groups with such a std: fewer are an accident
@@ -188,7 +189,7 @@ def _equal_rewards(batch: Batch, advantages_B: Array, groups: list[Array]) -> Ve
     in_reward = batch.settings.get("kl_coef") and batch.settings.get("kl_placement") != "loss"
     if rewards_B is None or not has_whole_groups(batch) or in_reward:
         return None  # equal rewards may differ from the rest of their group, or by a KL that is taken off later
-    varied = False
+    varied = may_be_others = False
     worst: tuple[float, int] = (0.0, 0)
     for rows in groups:
         scored = rewards_B[rows][np.isfinite(rewards_B[rows])]
@@ -197,6 +198,8 @@ def _equal_rewards(batch: Batch, advantages_B: Array, groups: list[Array]) -> Ve
         if np.ptp(scored) > EQUAL_REWARDS * max(float(np.abs(scored).max()), 1e-3):
             varied = True
             continue
+        # one mean and one std give equal rewards the same advantage: these may come from other rewards
+        may_be_others |= np.ptp(scored) == 0 and not _are_equal(advantages_B[rows])
         at = int(rows[np.nanargmax(np.nan_to_num(np.abs(advantages_B[rows])))])
         worst = max(worst, (abs(float(advantages_B[at])), at))
     if not varied or worst[0] <= VISIBLE or centring(batch).is_off_P.any():
@@ -208,8 +211,13 @@ def _equal_rewards(batch: Batch, advantages_B: Array, groups: list[Array]) -> Ve
     return finding(
         f"completions with equal rewards have advantages of up to {worst[0]:.3g}: the std of nothing is divided by",
         Fact("largest |A| where rewards are equal", worst[0], VISIBLE, batch.step, worst[1]),
-        confidence=Confidence.PROVEN if stated else Confidence.POSSIBLE,
+        confidence=Confidence.POSSIBLE if not stated else Confidence.LIKELY if may_be_others else Confidence.PROVEN,
     )
+
+
+def _are_equal(advantages_G: Array) -> bool:
+    finite_G = advantages_G[np.isfinite(advantages_G)]
+    return len(finite_G) < 2 or float(np.ptp(finite_G)) <= NEARLY * float(np.abs(finite_G).max())
 
 
 def _follow_rewards(advantages_G: Array, rewards_G: Array) -> bool:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -37,11 +38,11 @@ from assay.doctor.evidence import Batch
 from assay.doctor.examples import edit_batch, healthy_batch, of_batch, without_groups
 from assay.doctor.examples.scripts import GRPO
 from assay.programs.edits import Spot
-from assay.programs.facts.advantages.advantages import plain, scalings
+from assay.programs.facts.advantages.advantages import is_mean, plain, scalings
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import descendants, walk
+from assay.programs.walk import ancestors, descendants, walk
 from assay.record.batch import Array
 from assay.verdict import (
     Confidence,
@@ -89,7 +90,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if total.input is None or other is None:
             continue
         for advantages, value in ((total.input, other), (other, total.input)):
-            if not _is_value(program, value) or not _is_target(total):
+            if not _is_baseline(value, advantages) and not (_is_value(program, value) and _is_target(total)):
                 continue
             source = next((part for part in _same_numbers(advantages) if part in whitened), None)
             if source is None:
@@ -143,9 +144,11 @@ def _same_numbers(value: Value) -> Iterator[Value]:
     """The values behind it through masks, forms and branches."""
 
     def behind(current: Value) -> list[Value]:
-        inner = plain(current)
+        inner, other = plain(current), current.argument("other")
         if inner is not current:
             return [inner]
+        if current.op in ("add", "in_place") and current.input is not None and other is not None and is_mean(other):
+            return [current.input]  # a whitening that keeps the mean
         is_masked = current.op in ("mul", "phi", "setitem", "in_place")
         return [part for name, part in current.arguments.items() if is_masked and name not in ("value", "key")]
 
@@ -159,6 +162,15 @@ def _is_value(program: Program, value: Value) -> bool:
     inner = plain(value)
     named = any("value" in name.lower() for name in (*inner.names, inner.name))
     return named and inner.op in ("parameter", "attribute", "index", "element", "phi", "stack", "cat")
+
+
+def _is_baseline(value: Value, advantages: Value) -> bool:
+    """Whether the same numbers were subtracted on the way to the advantages: together they are returns."""
+    numbers = plain(value)
+    if isinstance(numbers.constant, int | float) or is_mean(value) is not None:
+        return False
+    subtracted = (part.arguments.get("other") for part in islice(ancestors(advantages), 400) if part.op == "sub")
+    return any(part is not None and plain(part) is numbers for part in subtracted)
 
 
 def _is_target(total: Value) -> bool:

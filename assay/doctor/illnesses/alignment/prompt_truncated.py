@@ -25,6 +25,7 @@ prompt, or few others that share no more than their last token (a question mark)
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
@@ -38,7 +39,7 @@ from assay.programs.edits import Spot
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.sampling.prompts import prompts_of
 from assay.programs.facts.sampling.scoring import lists_of, made_of
-from assay.programs.facts.sampling.tokens import is_encoding, is_tokenizer
+from assay.programs.facts.sampling.tokens import is_encoding, is_tokenizer, text_of
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.walk import walk
@@ -55,11 +56,14 @@ from assay.verdict import (
     not_enough_data,
 )
 
+_ELSEWHERE = frozenset({"parameter", "unknown", "instance"})
+_DRAWN = re.compile(r"(^|\.)(rand|choice|sample|shuffle|builtins\.)")  # numbers and literals in a question are short
 LOOKS_UP = frozenset("index find get token_to_id convert_tokens_to_ids piece_to_id PieceToId".split())
 LEAST_WHOLE = 3  # different prompts that end alike: two may do so by chance
 OFTEN = 0.1  # of the prompts of a step: more are not that long by chance
 LEAST_ALL = 4  # different prompts, all of one length
 LONG_PROMPT = 16  # tokens: prompts shorter than that are of one length by nature, not by a limit
+TIGHT, TIGHT_FOR_CHATS = 256, 512  # tokens: questions of common data sets are longer, with a chat's frame more so
 
 
 def check_batch(batch: Batch) -> Verdict:
@@ -158,7 +162,26 @@ def _of_encoding(value: Value, sides: set[object]) -> Iterator[Verdict]:
         yield likely(f"{lost} side is right", places=places)
     elif "max_length" in value.arguments and not sides and is_tokenizer(value.argument("callee") or value.input):
         what = f"{lost} side is not set, and most tokenizers cut on the right"
-        yield finding(what, confidence=Confidence.POSSIBLE, places=places)
+        confidence = Confidence.LIKELY if _is_tight(value) else Confidence.POSSIBLE
+        yield finding(what, confidence=confidence, places=places)
+
+
+def _is_tight(encoding: Value) -> bool:
+    """Whether prompts from elsewhere may well be longer than the limit: the script spells out none of them."""
+    limit, text = encoding.setting("max_length"), text_of(encoding)
+    if text is None or not isinstance(limit, int) or isinstance(limit, bool):
+        return False
+    parts = list(walk(text, _told))
+    is_chat = any(part.op == "apply_chat_template" for part in parts)
+    if limit > (TIGHT_FOR_CHATS if is_chat else TIGHT):
+        return False
+    return any(part.op in _ELSEWHERE or (part.op == "call" and _DRAWN.search(part.name) is None) for part in parts)
+
+
+def _told(part: Value) -> list[Value]:
+    """What a text is made of, without the tokenizer that renders it."""
+    given = [value for name, value in part.arguments.items() if name not in ("input", "callee")]
+    return given if part.op == "apply_chat_template" else [*part.arguments.values(), *lists_of(part)]
 
 
 def _sides(program: Program) -> set[object]:

@@ -36,7 +36,7 @@ from assay.doctor.examples.scripts import GENERATE
 from assay.doctor.facts.logprobs import row_lengths
 from assay.programs.facts.sampling.draws import draws
 from assay.programs.facts.sampling.scoring import made_of, scorings
-from assay.programs.facts.sampling.tokens import is_text
+from assay.programs.facts.sampling.tokens import is_text, texts_behind
 from assay.programs.program import Program
 from assay.verdict import Fact, Place, Severity, Verdict, finding, healthy, likely
 
@@ -68,7 +68,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if not scoring.is_trained:
             continue
         behind = list(made_of(scoring.tokens))
-        texts = [value for value in behind if is_text(value)]
+        texts = [value for value in texts_behind(scoring.tokens) if is_text(value)]
         text = next((text for text in texts if not drawn.isdisjoint(made_of(text))), None)
         if text is not None and text.place not in seen:
             seen.add(text.place)

@@ -36,9 +36,9 @@ from assay.doctor.facts.rounding import dtype_of
 from assay.doctor.recompute.advantages import advantages
 from assay.doctor.recompute.consistent import consistent
 from assay.programs.graph import Value
-from assay.programs.run.policies import states_of
 from assay.programs.run.roles import MOST_BACKWARDS, LossPiece, backwards_since_sampling
 from assay.programs.run.rows import picked_rows, placed_numbers, takes_rows
+from assay.programs.run.states import states_of
 from assay.programs.run.watched import WatchedRun
 from assay.programs.walk import main_input, walk
 from assay.record.batch import Array

@@ -36,7 +36,7 @@ from assay.doctor.illnesses.alignment.attention_mask import has_extra_tokens
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.origin import network
 from assay.programs.facts.positions import Span, Spans, cat_parts, constant, given_ids, plus
-from assay.programs.facts.sampling.prompts import fault_of_lonely, is_prompted
+from assay.programs.facts.sampling.prompts import answers_left_out, fault_of_lonely, is_prompted
 from assay.programs.facts.sampling.scoring import scorings
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -79,6 +79,13 @@ def check_batch(batch: Batch) -> Verdict:
 def check_source(program: Program) -> Iterator[Verdict]:
     spans = Spans(program)
     seen: set[Place] = set()
+    for scoring, call, fault in answers_left_out(program):
+        seen.add(call.place)
+        yield suspected(
+            f"{call.place.text} is given {_shown_ids(call)}, {fault}",
+            places=(call.place, scoring.value.place),
+            why=program.kinds.why(scoring.value),
+        )
     for scoring in scorings(program):
         for call in program.origins.forwards(scoring.logits):
             ids = given_ids(call)
@@ -100,6 +107,11 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 places=(call.place, ids.place),
                 why=program.kinds.why(scoring.value),
             )
+
+
+def _shown_ids(call: Value) -> str:
+    given = [value for name, value in call.arguments.items() if name.startswith("given_")]
+    return given[0].shown if given else "ids"
 
 
 def _is_cut(row: ScoredRow) -> bool:

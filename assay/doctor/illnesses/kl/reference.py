@@ -41,6 +41,7 @@ from assay.doctor.facts.logprobs import mean_distance
 from assay.doctor.facts.rounding import limit_between_passes
 from assay.doctor.facts.trend import reward_range
 from assay.programs.edits import Spot
+from assay.programs.facts.kinds import Kind
 from assay.programs.facts.kl.reference import Doubt, doubts
 from assay.programs.graph import Value
 from assay.programs.program import Program
@@ -53,6 +54,7 @@ from assay.verdict import (
     Confidence,
     Edit,
     Fact,
+    Place,
     Severity,
     State,
     Verdict,
@@ -77,6 +79,7 @@ LEARNING = 40  # steps
 LEARNED = 0.15  # of the range of rewards, last quarter over first
 ONE_UPDATE = 2e-4  # nats per token: a policy that has learned as much is further from where it began
 FOLLOWS = 2.0  # last quarter over first: a frozen reference is left further behind
+FEWEST_UPDATES = 3  # in which a KL over the whole distribution is 0
 ZERO_KL = 1e-9  # of a logged KL: what is left when both sides are the same numbers
 
 
@@ -168,6 +171,7 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
     if all(is_same for is_same, _ in followed):  # a switch in the model may make another policy of the same weights
         yield from (verdict for _, verdict in followed)
     yield from _differences_of_zero(run)
+    yield from _distributions_of_the_policy(run)
 
 
 def _scoring_is_off(batch: Batch, judged_BT: Array) -> bool:
@@ -350,6 +354,35 @@ def _differences_of_zero(run: WatchedRun) -> Iterator[Verdict]:
                 f"`{value.place.text}` is the difference of two passes of the same weights, 0 everywhere: the "
                 "reference is the policy itself",
                 places=(value.place, theirs.value.place),
+            )
+
+
+def _distributions_of_the_policy(run: WatchedRun) -> Iterator[Verdict]:
+    """The KL over all tokens or actions: the distribution without a gradient is the policy's own, bit for bit, in later
+    updates of a rollout as well, when old is not any more."""
+    same: dict[Place, list[tuple[bool, Value]]] = {}
+    first = {id(backward): update.is_first for update in run.updates for backward in update.backwards}
+    for backward, flow in flows(run):
+        for value in flow.values:
+            sides = [value.input, value.arguments.get("other")]
+            mine = [side for side in sides if side is not None and run.kinds.of(side) is Kind.LOG_SOFTMAX]
+            fixed = [side for side in mine if not requires_grad(side)]
+            if value.op != "sub" or len(mine) != 2 or len(fixed) != 1:
+                continue
+            numbers = numbers_of(value)
+            other = mine[0] if mine[1] is fixed[0] else mine[1]
+            if numbers is None or any(made is other for made in above(fixed[0])):
+                continue  # x - x.detach()
+            if numbers.any():
+                return
+            same.setdefault(value.place, []).append((first.get(id(backward), True), value))
+    for place, found in same.items():
+        if len(found) >= FEWEST_UPDATES and not all(is_first for is_first, _ in found):
+            yield finding(
+                f"`{place.text}` is 0 everywhere in all {len(found)} updates that were seen: the reference gives the "
+                "policy's own distribution, so that the KL pulls at nothing",
+                confidence=Confidence.LIKELY,
+                places=(place,),
             )
 
 

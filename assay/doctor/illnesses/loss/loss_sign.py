@@ -39,8 +39,12 @@ from assay.programs.edits import Spot, together
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.loss.signs import is_centred_factor, is_maximised, is_minimised, policy_sign
 from assay.programs.facts.loss.terms import Term, TermKind
+from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.bonuses import entropies
 from assay.programs.run.ratio import slope
+from assay.programs.run.roles import flows
+from assay.programs.run.sight import numbers_of
 from assay.programs.run.token_weights import token_weights
 from assay.programs.run.watched import WatchedRun
 from assay.record.batch import Array
@@ -104,6 +108,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
 
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:
+    yield from _of_entropy(run)
     for seen in token_weights(run):
         roles = [backward.roles for backward in seen.update.backwards if backward.roles is not None]
         slopes = {slope(piece.ratio or piece.new, piece, role.flow) for role in roles for piece in role.pieces}
@@ -120,6 +125,31 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
             )
         elif all(part.against < 1 - ALL_IN_RUN for part in seen.parts):
             yield healthy("the loss pulls every token the way of its advantage")
+
+
+def _of_entropy(run: WatchedRun) -> Iterator[Verdict]:
+    """An entropy that the loss makes smaller: as a bonus it is subtracted."""
+    climbs = any(update.maximize for update in run.updates)
+    for backward, flow in flows(run):
+        if not backward.pieces:
+            continue
+        for value, way in entropies(flow):
+            if (way > 0) == climbs:
+                yield healthy("the loss falls as the entropy rises: a bonus")
+                continue
+            yield finding(
+                "the loss grows with the entropy of the policy: what should keep the policy random makes it certain",
+                Fact("mean entropy in that update", float(np.abs(np.nan_to_num(_numbers(value))).mean())),
+                severity=Severity.HARMFUL,
+                confidence=Confidence.LIKELY,
+                places=(value.place, backward.loss.place),
+                fix="Subtract the entropy bonus from a loss that is minimised: loss = policy_loss - c * entropy.",
+            )
+
+
+def _numbers(value: Value) -> Array:
+    numbers = numbers_of(value)
+    return np.zeros(1) if numbers is None else numbers
 
 
 def without_gradient(dead_BT: Array, decided_BT: Array) -> str:

@@ -230,7 +230,8 @@ def _of_schedulers(program: Program, optimizer: Optimizer) -> Iterator[Complaint
         if not loops or any(use.order < step.order for use in uses):
             continue
         for use in uses:
-            if use.context.loops == loops and step.order < use.order and is_unconditional(step, use):
+            is_each_turn = len(use.context.branches) <= len(step.context.branches)  # and not once in several
+            if use.context.loops == loops and step.order < use.order and is_unconditional(step, use) and is_each_turn:
                 yield (
                     f"`{step.place.text}` comes before `{use.place.text}`: the first rate of the schedule is skipped",
                     (step.place, use.place),

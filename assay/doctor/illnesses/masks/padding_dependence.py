@@ -35,6 +35,7 @@ from assay.doctor.recompute.consistent import NOT_REPEATABLE, is_repeatable
 from assay.programs.edits import Spot, over_mask
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.masks.counts import behind_tokens, masked_losses, width_of
+from assay.programs.facts.masks.unmasked import bare_reductions
 from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.sight import sight
@@ -88,6 +89,13 @@ def check_source(program: Program) -> Iterator[Verdict]:
                     f"line {term.core.place.line}: {term.core.shown} holds one number for each token, padding included",
                     f"line {found.place.line}: it is averaged over all of them",
                 ),
+            )
+    for bare in bare_reductions(program):
+        if not bare.is_drawn:
+            yield likely(
+                f"the loss has no mask, but its rows are padded: `{bare.reduction.place.text}` counts the padding",
+                places=(bare.reduction.place, bare.rows.place),
+                why=(f"line {bare.rows.place.line}: shorter rows are filled up to the longest",),
             )
 
 

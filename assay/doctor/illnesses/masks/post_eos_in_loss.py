@@ -26,7 +26,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 
@@ -37,14 +36,11 @@ from assay.doctor.examples.scripts import GRPO, with_change
 from assay.doctor.facts.logprobs import not_looked_at, rows_of_others
 from assay.doctor.recompute.consistent import consistent
 from assay.programs.edits import Spot
-from assay.programs.facts.masks.counts import behind_tokens
-from assay.programs.facts.masks.masks import Masked, definition, fillings, may_mask
+from assay.programs.facts.masks.masks import definition, fillings
+from assay.programs.facts.masks.unmasked import Bare, bare_reductions
 from assay.programs.program import Program
-from assay.programs.walk import ancestors
 from assay.record.batch import Array
 from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, finding, healthy, likely, not_applicable
-
-MOST_BEHIND = 600
 
 MOST_ROWS, ROWS = 0.8, 8  # that hold an EOS, where no answer ends: that is not chance
 
@@ -83,7 +79,6 @@ def check_source(program: Program) -> Iterator[Verdict]:
     for masked, masks in read.losses:
         ways = [way for ways in masks for way in ways]
         if not ways:
-            yield from _without_mask(program, masked)
             continue
         made = definition(ways[0].mask.value)
         if not all(way.goes_on for way in ways) or any(way.assumed and way.misses_ends for way in ways):
@@ -94,6 +89,9 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 places=(made.place,),
                 why=ways[0].why("a b <end> <pad>", "all four"),
             )
+    for bare in bare_reductions(program):
+        if bare.is_drawn:
+            yield _without_mask(bare)
 
 
 def _verdict(batch: Batch, behind_BT: Array, end: str, *, proven: bool) -> Verdict:
@@ -140,28 +138,17 @@ def _behind_first_eos(batch: Batch, mask_BT: Array, tokens_BT: Array) -> Array:
     return np.asarray(behind_BT & mask_BT & unbroken_BT & ~has_turns_B1)
 
 
-def _without_mask(program: Program, masked: Masked) -> Iterator[Verdict]:
-    """Several rows of one generate() call, and nothing between their log-probs and the loss that could be a mask."""
-    weighed = [mask.value for mask in masked.masks if not isinstance(mask.value.constant, int | float)]
-    if masked.selects or any(may_mask(program, factor) for factor in weighed):
-        return
-    behind = list(islice(ancestors(masked.loss), MOST_BEHIND))
-    if any(value.op in ("masked_select", "masked_fill", "where") or value.constant == -100 for value in behind):
-        return
-    for chosen in behind:
-        tokens = chosen.argument("index") if chosen.op == "gather" else None
-        if tokens is None or behind_tokens(program, chosen) is None:
-            continue
-        for made in islice(ancestors(tokens), 40):
-            several = made.argument("num_return_sequences") if made.op == "generate" else None
-            if several is not None and several.constant not in (1, None):
-                yield likely(
-                    f"the loss has no mask, but `{several.place.text}` rows come padded to the longest: what follows "
-                    "their end is in the loss",
-                    places=(masked.loss.place, made.place),
-                    why=(f"line {made.place.line}: generate() fills the shorter rows with padding",),
-                )
-                return
+def _without_mask(bare: Bare) -> Verdict:
+    """Several rows that are drawn together, and nothing between their log-probs and the loss that could be a mask."""
+    return likely(
+        f"the loss has no mask, but rows drawn together end at different places: `{bare.reduction.place.text}` "
+        "counts what follows their end",
+        places=(bare.reduction.place, bare.rows.place),
+        why=(
+            f"line {bare.rows.place.line}: several rows are drawn, up to the end of the longest",
+            f"line {bare.scored.place.line}: every position is scored",
+        ),
+    )
 
 
 def _example(extra: int) -> Evidence:

@@ -41,6 +41,7 @@ from assay.programs.edits import Spot
 from assay.programs.facts.kinds import Kind
 from assay.programs.facts.optimizer.precision import is_mixed, rounding_cast
 from assay.programs.facts.ratio import read_back
+from assay.programs.graph import Value
 from assay.programs.program import Program
 from assay.programs.run.roles import backwards_since_sampling
 from assay.programs.run.sight import sight
@@ -91,7 +92,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         if not left or not right or value.place in seen:
             continue
         seen.add(value.place)
-        casts = [{call.context.autocast for call in calls} for calls in (left, right)]
+        casts = [{_is_under_autocast(program, call) for call in calls} for calls in (left, right)]
         rounded = [cast for side in values if (cast := rounding_cast(program, read_back(side) or side)) is not None]
         if not mixed and casts in ([{True}, {False}], [{False}, {True}]):
             under, plain = (left[0], right[0]) if casts[0] == {True} else (right[0], left[0])
@@ -110,6 +111,15 @@ def check_source(program: Program) -> Iterator[Verdict]:
             )
         else:
             yield healthy("both sides are computed in the same precision", places=(value.place,))
+
+
+def _is_under_autocast(program: Program, call: Value) -> bool:
+    """Whether a pass ran under autocast, or the layers did that a network of the script's own is made of."""
+    output = call.argument("output")
+    if call.context.autocast or output is None:
+        return call.context.autocast
+    inner = [part for part in program.origins.forwards(output) if part is not call]
+    return bool(inner) and all(part.context.autocast for part in inner)
 
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:

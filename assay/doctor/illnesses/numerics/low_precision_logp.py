@@ -48,7 +48,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     cast = {value.place for value in program.of(*NORMALISERS) if value.context.autocast}  # in one of its calls
     for value in program.of(*NORMALISERS):
         scores = value.input or value.argument("logits") or value.argument("probs")
-        if scores is None or not _is_in_loss(program, value):
+        if scores is None or not _is_in_loss(program, value) or _asks_for_dtype(value):
             continue
         if value.op == "log_softmax" and dtype_of(value.argument("dtype")) == "float32":
             continue
@@ -119,6 +119,11 @@ def _is_in_loss(program: Program, value: Value) -> bool:
     """Whether a gradient flows through it into a loss: what only draws tokens may be computed in any precision."""
     cuts = ("detach", "leave", "multinomial", "sample", "append")
     return not value.context.no_grad and is_differentiated(program, value, cuts)
+
+
+def _asks_for_dtype(value: Value) -> bool:
+    """Whether an `if` around it has looked at the precision: it does what suits it."""
+    return any("dtype" in branch.condition.place.text for branch in value.context.branches)
 
 
 def _numbers(value: Value) -> Iterator[Value]:

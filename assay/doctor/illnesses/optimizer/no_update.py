@@ -43,6 +43,10 @@ from assay.doctor.facts.trend import known_steps, trailing
 from assay.doctor.recompute.terms import stated_objective
 from assay.programs.edits import Spot
 from assay.programs.facts.optimizer.changed_weights import unchanged_weights
+from assay.programs.facts.optimizer.optimizers import optimizers
+from assay.programs.facts.optimizer.ownership import is_fresh, is_held, is_network, owners
+from assay.programs.facts.origin import network
+from assay.programs.facts.ratio import is_differentiated
 from assay.programs.program import Program
 from assay.programs.run.gradients import GradientEvent
 from assay.programs.run.kinds import above
@@ -190,6 +194,32 @@ def check_source(program: Program) -> Iterator[Verdict]:
             yield finding(found.what, places=found.places, fix=found.fix)
         else:
             yield healthy("the optimizer holds what the loss is computed with", places=found.places)
+    yield from _heads_left_out(program)
+
+
+def _heads_left_out(program: Program) -> Iterator[Verdict]:
+    """A layer of the script's own, a value head above all, that a loss trains and no optimizer holds."""
+    every = optimizers(program)
+    if not every or any(optimizer.networks is None or not optimizer.is_known for optimizer in every):
+        return
+    for loss, _ in program.losses:
+        for call in program.origins.forwards(loss):
+            model = network(call.arguments["model"]) if call.op == "forward" else None
+            if (
+                model is None
+                or not is_fresh(program, model)
+                or any(is_network(owner) for owner in owners(program, model))
+            ):
+                continue
+            used = program.origins.gradient(call) is True and is_differentiated(program, call)
+            if used and not is_held(program, model, every):
+                yield finding(
+                    f"{model.shown} is a layer of the script's own that the loss trains, and no optimizer holds it: it "
+                    "stays as it was made",
+                    confidence=Confidence.LIKELY,
+                    places=(model.place, call.place),
+                    fix="Give its parameters to the optimizer too.",
+                )
 
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:

@@ -37,10 +37,11 @@ from assay.doctor.examples import edit_batch, healthy_batch, of_batch
 from assay.doctor.examples.scripts import with_change
 from assay.programs.edits import Spot
 from assay.programs.facts.optimizer.optimizers import optimizers
-from assay.programs.facts.optimizer.precision import is_mixed, precision_of_weights
+from assay.programs.facts.optimizer.precision import cast_to, is_mixed, precision_of_weights
 from assay.programs.facts.origin import network
 from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.walk import ancestors
 from assay.verdict import Confidence, Edit, Fact, Severity, Verdict, finding, healthy, not_applicable
 
 FEW_NUMBERS = 0.05  # of the numbers; an update in float32 changes nearly all
@@ -80,7 +81,7 @@ def check_batch(batch: Batch) -> Verdict:
 
 
 def check_source(program: Program) -> Iterator[Verdict]:
-    if is_mixed(program) or any(change.name == "data" for change in program.of("setattr")):
+    if is_mixed(program):
         return
     for optimizer in optimizers(program):
         if optimizer.networks is None or not optimizer.is_known or "bf16_stochastic_round" in optimizer.value.arguments:
@@ -90,18 +91,33 @@ def check_source(program: Program) -> Iterator[Verdict]:
         rate = optimizer.value.setting("lr", 1e-3)
         for model in optimizer.networks:
             kept = precision_of_weights(program, model)
-            if kept is None:
+            if kept is None or _is_written_by_hand(program, model):
                 continue
             limit = SMALL_RATE.get(kept[0])
             places = (kept[1].place, optimizer.value.place)
-            if limit is not None and isinstance(rate, int | float) and 0 < rate <= limit:
+            is_number = isinstance(rate, int | float)
+            if limit is not None and (not is_number or 0 < rate <= limit):
+                # a rate that the text does not show is one of fine-tuning, nearly always
+                shown = f"lr={rate:g}: " if is_number else "a rate that the text does not show: at the usual ones "
                 yield finding(
                     f"`{kept[1].place.text}` keeps the weights in {kept[0]} and {optimizer.value.name} steps them with "
-                    f"lr={rate:g}: most changes are below their precision and are rounded away",
+                    f"{shown}most changes are below their precision and are rounded away",
+                    confidence=Confidence.LIKELY,
                     places=places,
                 )
             else:
                 yield healthy(f"the weights are {kept[0]}, the learning rate is {rate}", places=places)
+
+
+def _is_written_by_hand(program: Program, model: Value) -> bool:
+    """Whether lines of the script put other numbers into the weights: copies in float32 that it steps itself."""
+    changes = [change for change in program.of("setattr") if change.name == "data"]
+    changes += [change for change in program.of("method") if change.name == "copy_" and _is_full(change.argument("1"))]
+    return any(network(model) in ancestors(change.input) for change in changes if change.input is not None)
+
+
+def _is_full(value: Value | None) -> bool:
+    return value is not None and any(cast_to(part) == "float32" for part in ancestors(value))
 
 
 def _is_adapted(program: Program, model: Value) -> bool:

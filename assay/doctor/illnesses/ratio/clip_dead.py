@@ -63,6 +63,7 @@ from assay.verdict import Confidence, Edit, Fact, Missing, Severity, Verdict, fi
 
 EDGE = 1e-3  # of the ratio: a token this near to the bound may be on either side of it
 FIT = 0.05  # relative distance of the gradients of the other tokens from what they should be
+SWITCHED_OFF = 5  # an eps: nobody clips to [-4, 6] by mistake
 HALF = 0.5  # of the clipped tokens
 WIDEST_CLIP = 3.0  # a clip that lets the ratio grow to this, and fall to 0, clips nothing
 
@@ -124,6 +125,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
         elif wide:
             yield finding(
                 f"`{wide[0].place.text}` has bounds that no ratio reaches: {dead_bounds(wide[0])}",
+                confidence=Confidence.POSSIBLE if _is_switched_off(wide[0]) else Confidence.PROVEN,
                 places=(wide[0].place, core.place),
                 why=program.kinds.why(products[0].ratio),
                 fix="Clamp the ratio to [1 - eps, 1 + eps] with an eps of 0.1 to 0.3.",
@@ -146,6 +148,15 @@ def check_source(program: Program) -> Iterator[Verdict]:
                 places=(clamp.place, use.ratio.place),
                 why=program.kinds.why(inner),
             )
+
+
+def _is_switched_off(clamp: Value) -> bool:
+    """A ratio of whole answers, with 1 - eps and 1 + eps so wide that it must be meant: the clip is not wanted."""
+    low, high = clamp.setting("min", None), clamp.setting("max", None)
+    ratio = walk(clamp, until=lambda value: value.op in ("forward", "gather", "generate"))
+    if not any(value.op == "sum" for value in ratio):
+        return False
+    return isinstance(low, int | float) and isinstance(high, int | float) and 1 - low == high - 1 >= SWITCHED_OFF
 
 
 def check_run(run: WatchedRun) -> Iterator[Verdict]:

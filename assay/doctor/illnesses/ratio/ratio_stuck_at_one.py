@@ -150,10 +150,18 @@ def _how_weights_moved(batch: Batch) -> str | None:
     versions_B, version = batch.get("sampler_versions"), batch.numbers.get("policy_version")
     if versions_B is not None and len(versions_B) and version is not None:
         behind = int(version - versions_B.max())
+        if behind > 0 and norm is None and _teaches_nothing(batch):
+            return None
         return f"the weights are {behind} version(s) past those that sampled" if behind > 0 else ""
     if norm is None:
         return _how_weights_were_pushed(batch)
     return f"an update moves the weights by {norm:.2g}" if norm > 0 else ""
+
+
+def _teaches_nothing(batch: Batch) -> bool:
+    """Equal rewards: every advantage is 0, and an update with them counts as a version and moves nothing."""
+    advantages = batch.get("advantages")
+    return advantages is not None and not np.any(np.nan_to_num(advantages))
 
 
 def _how_weights_were_pushed(batch: Batch) -> str | None:

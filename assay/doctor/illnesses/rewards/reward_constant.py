@@ -53,7 +53,10 @@ from assay.programs.facts.rewards.flaws import (
     swallowed_errors,
     unequal_comparisons,
 )
+from assay.programs.graph import Value
 from assay.programs.program import Program
+from assay.programs.run.roles import flows
+from assay.programs.run.sight import numbers_of
 from assay.programs.run.watched import WatchedRun
 from assay.verdict import (
     Confidence,
@@ -208,6 +211,8 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
     rewards = [(batch.step, batch.get("rewards")) for batch in run.batches]
     known = [(step, rewards_B) for step, rewards_B in rewards if step is not None and rewards_B is not None]
     rollouts = len({step for step, _ in known})
+    if not known:
+        yield from _nothing_pulls(run)
     if rollouts < RUN_ROLLOUTS:
         return
     rewards_N = np.concatenate([rewards_B for _, rewards_B in known])
@@ -217,6 +222,31 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
             "depend on the completion",
             confidence=Confidence.LIKELY,
         )
+
+
+def _nothing_pulls(run: WatchedRun) -> Iterator[Verdict]:
+    """Where the rewards themselves are not known: log-probs that are multiplied by 0 in all rollouts."""
+    pulls = [(batch.step, batch.get("gradients")) for batch in run.batches]
+    known = [(step, gradients_BT) for step, gradients_BT in pulls if gradients_BT is not None and step is not None]
+    steps, actions = {step for step, _ in known}, sum(gradients_BT.size for _, gradients_BT in known)
+    if len(known) < len(pulls) or len(steps) < RUN_ROLLOUTS or actions < RUN_ROWS:
+        return
+    if any(np.nan_to_num(gradients_BT, nan=1.0).any() for _, gradients_BT in known):
+        return
+    zeros = [weight for _, flow in flows(run) for new in flow.finals for _, _, weight in flow.sides("mul", new)]
+    weight = next((value for value in zeros if _is_zero(value)), None)
+    if weight is not None:
+        yield finding(
+            f"all of {actions} log-probs in {len(steps)} rollout batches are multiplied by 0: every advantage is 0, as "
+            "where the reward never varies",
+            confidence=Confidence.LIKELY,
+            places=(weight.place,),
+        )
+
+
+def _is_zero(value: Value) -> bool:
+    numbers = numbers_of(value)
+    return numbers is not None and numbers.size > 1 and not numbers.any()
 
 
 def check_reward(trial: RewardTrial) -> Verdict:

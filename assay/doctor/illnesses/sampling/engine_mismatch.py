@@ -31,6 +31,7 @@ optimizer has stepped is another one: give it to `observe` before.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -218,8 +219,12 @@ def not_the_models_own(batch: Batch) -> tuple[str, Gap] | None:
     may be the one that sampled: then old or the sampler's are its own, and new is not judged.
     """
     dtype, update = batch.settings.get("dtype"), batch.numbers.get("update")
+    batch = _with_sampled_tokens_alone(batch)
     new, old = _gap(batch, "new_logprobs"), _gap(batch, "old_logprobs")
     sampler = _gap(batch, "sampler_logprobs")
+    raw = _gap(batch, "new_logprobs", "plain_raw_logprobs")
+    if raw is not None and raw.is_rounding(dtype) and batch.settings.get("temperature") != 1.0:
+        return None  # the model's own, at another temperature than was sampled with
     if update != 0 and any(gap is not None and gap.is_rounding(dtype) for gap in (old, sampler)):
         return None
     if update != 0 and _is_the_samplers(batch):
@@ -229,6 +234,19 @@ def not_the_models_own(batch: Batch) -> tuple[str, Gap] | None:
     if update == 0 and old is not None and not old.is_rounding(dtype) and not _is_the_samplers(batch):
         return "old", old
     return None
+
+
+def _with_sampled_tokens_alone(batch: Batch) -> Batch:
+    """Without tokens that were put in place of sampled ones: whose log-probs stand beside them is not known."""
+    tokens_BT, sampled_BT, mask_BT = (batch.get(name) for name in ("tokens", "sampled_tokens", "mask"))
+    if tokens_BT is None or sampled_BT is None or mask_BT is None or tokens_BT.shape != sampled_BT.shape:
+        return batch
+    other_BT = mask_BT & (tokens_BT != sampled_BT)
+    # what follows such a token was scored behind it
+    behind_BT = np.logical_or.accumulate(other_BT, axis=1)
+    if not other_BT.any() or not (mask_BT & ~behind_BT).any():
+        return batch
+    return replace(batch, arrays={**batch.arrays, "mask": mask_BT & ~behind_BT})
 
 
 def _is_the_samplers(batch: Batch) -> bool:

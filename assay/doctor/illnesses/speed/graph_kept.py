@@ -30,7 +30,7 @@ from assay.doctor.examples.scripts import with_change
 from assay.programs.edits import Spot, together
 from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
-from assay.programs.facts.optimizer.ownership import contains, direct_parts, is_network
+from assay.programs.facts.optimizer.ownership import contains, direct_parts, is_fresh, is_network
 from assay.programs.facts.origin import network
 from assay.programs.facts.ratio import is_differentiated
 from assay.programs.facts.sampling.samplers import is_trained
@@ -162,7 +162,7 @@ def _passes(program: Program) -> Iterator[Verdict]:
                 continue  # a loss that is written as a module
             if _is_partly_held(program, model, every) or program.origins.gradient(call) is not True:
                 continue
-            if call.context.adapter_off or not is_differentiated(program, call):
+            if call.context.adapter_off or not is_differentiated(program, call) or is_fresh(program, whole):
                 continue
             first = call.context.calls[-1] if call.context.calls else call.place
             yield finding(

@@ -1,10 +1,14 @@
 """Shapes in a script, as far as the text proves them: which dimensions are rows, tokens, groups, or of size 1.
 
 A shape is a tuple of letters: B rows, T tokens, V the vocabulary, P prompts, G completions of a prompt, F
-reward functions, 1. None: the text does not say.
+reward functions, L turns of a loop that filled a list, N tokens of all rows in one line, 1. None: the text does
+not say.
 """
 
 from __future__ import annotations
+
+import re
+from itertools import islice
 
 from assay.programs.facts.advantages.groups import shape_of
 from assay.programs.facts.kinds import SCORES, Kind
@@ -12,6 +16,7 @@ from assay.programs.facts.masks.counts import token_mask
 from assay.programs.graph import UNKNOWN, Value
 from assay.programs.program import Program
 from assay.programs.read.things import Listing
+from assay.programs.walk import ancestors
 
 Shape = tuple[str, ...] | None
 _ELEMENTWISE = frozenset("add sub mul div minimum maximum where pow".split())
@@ -86,21 +91,28 @@ class Shapes:
         if not isinstance(thing, Listing) or thing.exact or len(thing.elements) != 1:
             return self.of(data, depth - 1) if data is not None and data.op != "listing" else None
         element = thing.elements[0]
-        scalar = element.op in ("call", "cast", "phi", "add", "sub", "mul", "div", "leave", "constant", "config", "neg")
-        is_reward = id(value) in self.program.policy_factor_ids and not isinstance(element.thing, Listing)
-        return ("B",) if scalar and is_reward else None
+        if isinstance(element.thing, Listing):
+            return None
+        if (element.op == "leave" and element.name == "item") or _is_running(element):
+            return ("L",)
+        scalar = element.op in _SCALARS or _is_field(element)
+        return ("B",) if scalar and id(value) in self.program.policy_factor_ids else None
 
     def _stack(self, value: Value, depth: int) -> Shape:
-        """torch.stack([a number for each row])."""
+        """torch.stack([a number for each row]); of tensors that a loop collected, its turns come first."""
         data = value.argument("tensors")
         thing = data.thing if data is not None else None
-        is_reward = id(value) in self.program.policy_factor_ids and "dim" not in value.arguments
-        if not is_reward or not isinstance(thing, Listing) or thing.exact or len(thing.elements) != 1:
+        if value.setting("dim", 0) != 0 or not isinstance(thing, Listing) or thing.exact or len(thing.elements) != 1:
             return None
-        return ("B",) if self.of(thing.elements[0], depth - 1) == () else None
+        inner = self.of(thing.elements[0], depth - 1)
+        if inner == ():
+            return ("B",) if id(value) in self.program.policy_factor_ids else None
+        return ("L", *inner) if inner in (("B",), ("B", "1")) else None
 
     def _call(self, value: Value, depth: int) -> Shape:
-        """torch.zeros(len(completions), 2), to be filled with rewards."""
+        """torch.zeros(len(completions), 2), to be filled with rewards; a library's log-probs of tokens."""
+        if value.name.rpartition(".")[2] in ("selective_log_softmax", "logprobs_from_logits"):
+            return ("B", "T")
         sizes = [part for name, part in value.arguments.items() if name.isdigit()]
         made = (
             value.name.rpartition(".")[2] in ("zeros", "ones", "empty") and id(value) in self.program.policy_factor_ids
@@ -117,6 +129,9 @@ class Shapes:
         if not sizes:
             return None
         last = sizes[-1].constant
+        if inner == ("N",):
+            is_table = len(sizes) == 2 and last != 1 and sizes[0].constant != 1
+            return ("B", "T") if is_table or (len(sizes) == 1 and last is UNKNOWN) else None
         is_flat = inner in (("B",), ("P", "G"), ("B", "1"))
         if is_flat and sizes[0].constant == -1 and all(size.constant == 1 for size in sizes[1:]):
             return ("B", *("1" for _ in sizes[1:]))
@@ -156,10 +171,16 @@ class Shapes:
         return (*inner[:at], "1", *inner[at:])
 
     def _squeeze(self, value: Value, depth: int) -> Shape:
-        inner, dim = self.of(value.input, depth - 1), value.setting("dim")
-        if inner is None or not isinstance(dim, int) or not -len(inner) <= dim < len(inner):
+        inner, dim = self.of(value.input, depth - 1), value.setting("dim", None)
+        if inner is None or not inner:
+            return None
+        if dim is None and "dim" not in value.arguments:
+            return tuple(part for part in inner if part != "1") if "1" in inner else None  # a row may be the only one
+        if not isinstance(dim, int) or not -len(inner) <= dim < len(inner):
             return None
         at = dim % len(inner)
+        if inner[at] in ("B", "L", "V"):
+            return None
         return (*inner[:at], *inner[at + 1 :]) if inner[at] == "1" else inner
 
     def _index(self, value: Value, depth: int) -> Shape:
@@ -209,6 +230,9 @@ class Shapes:
             return ("B", "T", "V")
         return None
 
+    def _forward(self, value: Value, depth: int) -> Shape:
+        return self.of(value.argument("output"), depth - 1)
+
     # log-probs
 
     def _gather(self, value: Value, depth: int) -> Shape:
@@ -230,7 +254,20 @@ class Shapes:
     def _cross_entropy(self, value: Value, depth: int) -> Shape:
         inner = self.of(value.input, depth - 1)
         kept = value.setting("reduction", "mean") == "none"
-        return ("B", "T") if kept and inner == ("B", "V", "T") else None
+        if kept and inner == ("B", "V", "T"):
+            return ("B", "T")
+        given = value.input
+        sizes = shape_of(given) if given is not None and given.op in ("view", "reshape") else []
+        return ("N",) if kept and len(sizes) == 2 and sizes[0].constant == -1 else None
+
+    def _categorical(self, value: Value, depth: int) -> Shape:
+        inner = self.of(value.argument("logits") or value.argument("probs"), depth - 1)
+        return inner[:-1] if inner else None
+
+    def _log_prob(self, value: Value, depth: int) -> Shape:
+        return self.of(value.input, depth - 1)
+
+    _entropy = _log_prob
 
     # reductions
 
@@ -249,7 +286,42 @@ class Shapes:
     _mean = _std = _var = _amax = _amin = _any = _all = _nanmean = _sum
 
 
+# numbers of Python
+_SCALARS = frozenset("call cast phi add sub mul div leave constant config neg".split())
+_FIELD = re.compile(r"(reward|advantage|score|return)$")
+
+
+def _is_field(value: Value) -> bool:
+    """episode.reward, row["advantage"]: one number of one episode."""
+    return value.op in ("attribute", "index") and _FIELD.search(value.name) is not None
+
+
+def _is_running(element: Value) -> bool:
+    """Whether a loop makes each number of the one before, as of discounted sums and GAE: turns, not rows."""
+    own = {(loop.place.file, loop.place.line) for loop in element.context.loops[-1:]}
+    return any(
+        part.op == "phi" and part.name == "turn" and (part.place.file, part.place.line) in own
+        for part in islice(ancestors(element), 60)
+    )
+
+
 _PICKS = frozenset("index element randperm chunk split method call phi slice cat tensor".split())
+
+
+def is_column(value: Value, depth: int = 12) -> bool:
+    """Whether a network ends in nn.Linear(n, 1): its output has a last dimension of size 1 that nobody took away."""
+    if value.op in _KEEPS and value.input is not None and depth:
+        return is_column(value.input, depth - 1)
+    output = value.argument("output")
+    if value.op != "forward" or depth == 0:
+        return False
+    if output is not None:
+        return is_column(output, depth - 1)
+    layer = value.arguments["model"]
+    layer = layer.argument("layer") or layer if layer.op == "submodule" else layer
+    while layer.op == "module" and layer.name == "Sequential" and layer.arguments:
+        layer = layer.inputs[-1]
+    return layer.op == "module" and layer.name == "Linear" and layer.setting("1", layer.setting("out_features")) == 1
 
 
 def broadcast(one: tuple[str, ...], other: tuple[str, ...]) -> Shape:
@@ -274,8 +346,10 @@ def enlarged(one: Shape, other: Shape) -> str:
         return ""
     made = broadcast(one, other)
     if made is None:
-        clash = {one, other} == {("B",), ("B", "T")}
-        return "rows meet tokens" if clash else ""
+        short, long = sorted((one, other), key=len)
+        if len(short) != 1 or len(long) != 2 or short[0] != long[0]:
+            return ""
+        return {("B", "T"): "rows meet tokens", ("L", "B"): "turns meet rows"}.get(long, "")
     if made.count("B") > 1:
         return f"every row meets every other: [{', '.join(made)}]"
     return ""

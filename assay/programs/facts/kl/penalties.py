@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -12,7 +13,7 @@ from assay.programs.facts.loss.terms import Term, TermKind
 from assay.programs.facts.ratio import Difference, before_detach, differences, is_differentiated, uses
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import walk
+from assay.programs.walk import peel, walk
 from assay.verdict import Place
 
 _ALGEBRA = (PASSES | frozenset("mul div mean sum nanmean neg add sub index where clamp pow exp".split())) - {
@@ -22,6 +23,7 @@ _ALGEBRA = (PASSES | frozenset("mul div mean sum nanmean neg add sub index where
     "element",
 }
 _DEEPEST = 60
+_CREDIT = re.compile(r"(reward|advantage|return)s?$")
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +132,7 @@ def is_against_old(program: Program, difference: Difference) -> bool:
 def is_a_penalty(program: Program, penalty: Penalty) -> bool:
     """Whether it is a distance to a reference: not a policy gradient with a baseline, not a KL to the sampler."""
     if penalty.estimator == "full":
-        return True
+        return not any(_is_credit(factor) for factor in penalty.term.factors)
     if penalty.difference is None:
         return False
     if policy_and_reference(program, penalty.difference) is not None:
@@ -139,6 +141,12 @@ def is_a_penalty(program: Program, penalty: Penalty) -> bool:
         return False
     ends = {program.origins.gradient(penalty.difference.left), program.origins.gradient(penalty.difference.right)}
     return ends == {True, False} and not is_against_old(program, penalty.difference)
+
+
+def _is_credit(factor: Value) -> bool:
+    """Whether rewards weigh the term: good answers are drawn to a target and bad ones away from it."""
+    plain = peel(factor, ("neg", "index", "cast", "moved", "unsqueeze", "detach", "view"))
+    return plain.op in ("parameter", "attribute") and _CREDIT.search(plain.name) is not None
 
 
 def penalty_sign(program: Program, penalty: Penalty) -> int:

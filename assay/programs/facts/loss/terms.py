@@ -117,7 +117,7 @@ class Terms:
             found.append(path.term(TermKind.DETACHED, value))
         elif value.op == "where":
             return [(value.arguments[name], path) for name in ("input", "other") if name in value.arguments]
-        elif (value.op in PASSES or value.op in ("index", "phi")) and not self._is_leaf(value):
+        elif (value.op in PASSES or value.op in ("index", "phi", "clamp")) and not self._is_leaf(value):
             if value.op == "setitem" and is_blank(inner):
                 return [(value.arguments["value"], path)]
             return [(part, path) for part in ([inner] if inner is not None else value.inputs)]
@@ -217,7 +217,7 @@ class Terms:
             elif current.op == "mul" and current.input is not None and other is not None:
                 ours = self.is_policy(current.input)
                 if ours and self.is_policy(other):
-                    ours = self.kinds.is_a(current.input, Kind.RATIO, Kind.CLIPPED_RATIO)
+                    ours = self.kinds.is_a(peel(current.input, ("neg",)), Kind.RATIO, Kind.CLIPPED_RATIO)
                 factor = other if ours else current.input
                 sign, more = _signed(factor, sign, ())
                 factors += more

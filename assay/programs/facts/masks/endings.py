@@ -33,9 +33,10 @@ class Endings:
             return ""
         names = [*value.names, value.name if value.op in ("attribute", "index", "parameter", "element") else ""]
         names += [key for key in _entries(value) if key]
+        is_pad = any(_PAD.search(name) for name in names)
         if any(_is_end(name) for name in names):
-            return "end"
-        return "pad" if any(_PAD.search(name) for name in names) else ""
+            return "pad" if is_pad and value.context.branches else "end"  # padding, if a condition makes it the end
+        return "pad" if is_pad else ""
 
     def number(self, number: int) -> str:
         """Which token a bare number is, by the constants of the script."""
@@ -110,6 +111,11 @@ class Endings:
 
     def is_drawing(self, loop: Loop) -> bool:
         return id(loop) in self._drawing
+
+    @cached_property
+    def is_named(self) -> bool:
+        """Whether the script speaks of an end token at all."""
+        return any(self.which(value) == "end" for value in self.program.values)
 
     @cached_property
     def are_seen(self) -> bool:

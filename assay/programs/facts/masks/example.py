@@ -344,9 +344,12 @@ class Worked:
                 if len(value.arguments) == 2 and key.op != "slice" and np.ndim(base) == 2 and self._row(steps) is None:
                     return base  # some of the rows: each of them may be picked
                 # cut where the prompt ends, as far as a whole sequence goes
-                if key.op != "slice" or np.ndim(base) != 2 or np.shape(base)[1] != PROMPT + COMPLETION:
+                if key.op != "slice" or np.ndim(base) != 2 or len(keys) != 1:
                     raise
-                if "stop" in key.arguments or len(keys) != 1:
+                if _is_setting(key.argument("stop")) and "start" not in key.arguments:
+                    keys.append(slice(None))  # a limit that is a setting
+                    continue
+                if "stop" in key.arguments or np.shape(base)[1] != PROMPT + COMPLETION:
                     raise
                 keys.append(slice(PROMPT, None))
         if isinstance(base, list | tuple):
@@ -430,9 +433,13 @@ class Worked:
 
     def _cat(self, value: Value, steps: Steps) -> Number:
         parts = value.arguments.get("tensors")
-        if parts is None or not isinstance(parts.thing, Listing) or not parts.thing.exact:
+        if parts is None or not isinstance(parts.thing, Listing) or not parts.thing.elements:
             raise Unclear
         dim = int(value.setting("dim", 0))
+        if dim == 0 and (not parts.thing.exact or value.name.endswith("vstack")):
+            return self._batch_of(parts.thing.elements, steps)
+        if not parts.thing.exact:
+            raise Unclear
         found: list[Number] = []
         for part in parts.thing.elements:
             try:
@@ -443,6 +450,13 @@ class Worked:
                     raise
                 found.append(prompts(self.pad))
         return np.concatenate([as_number(part) for part in found], axis=dim)
+
+    def _batch_of(self, parts: list[Value], steps: Steps) -> Number:
+        """Batches that a loop collected, one below the other: the example is one of them."""
+        found = [self.of(part, steps) for part in parts[-1:]]
+        if np.ndim(found[0]) != 2:
+            raise Unclear
+        return found[0]
 
     def _stack(self, value: Value, steps: Steps) -> Number:
         parts = self.of(value.arguments["tensors"], steps)
@@ -480,3 +494,9 @@ class Worked:
         if isinstance(found, list):
             return max(found)
         return IN_NUMPY["max"](found, **self._settings(value, steps, ("dim", "keepdim")))
+
+
+def _is_setting(value: Value | None) -> bool:
+    """A number that is not a length of a tensor: given by a setting, or a sum of such."""
+    known = ("config", "constant", "attribute", "index", "parameter", "add", "mul", "table", "instance")
+    return value is not None and all(part.op in known for part in islice(ancestors(value), 20))

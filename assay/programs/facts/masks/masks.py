@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -14,7 +14,7 @@ from assay.programs.facts.kinds import Kind
 from assay.programs.facts.masks.endings import Endings
 from assay.programs.facts.masks.example import Worked
 from assay.programs.facts.masks.example_rows import COMPLETION, LENGTHS, PROMPT, ROWS, Unclear
-from assay.programs.graph import Value
+from assay.programs.graph import UNKNOWN, Value
 from assay.programs.once import once
 from assay.programs.program import Program
 from assay.programs.walk import ancestors, follow, walk
@@ -23,6 +23,13 @@ _LEAVES = (Kind.LOGPROBS, Kind.NEGATIVE_LOGPROBS, Kind.LOGITS, Kind.OUTPUT, Kind
 _ENDS = frozenset("forward generate multinomial sample call log_prob cross_entropy nll_loss entropy logsumexp".split())
 _SELECTS = frozenset({"masked_select", "scatter", "scatter_add", "einsum", "matmul"})
 _MOST_VALUES = 400
+# the same rows somewhere else: collected, stored, taken out, padded to another width
+_CARRIES = frozenset(
+    "phi cast clone detach index element listing cat stack pad pad_sequence unbind table attribute split chunk zip "
+    "enumerate list_repeat items values".split()
+)
+_OF_ONE = frozenset("cast clone detach index element pad unbind attribute split chunk".split())
+_MOST_CARRIED = 120
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +46,7 @@ class Masked:
     """One loss, and all masks between it and the log-probs of the policy."""
 
     loss: Value
+    way: list[Value] = field(default_factory=list)  # what lies between it and the log-probs
     masks: list[Applied] = field(default_factory=list)
     selects: bool = False  # rows or positions are picked in a way that is not followed
 
@@ -99,6 +107,7 @@ def _masked(program: Program, loss: Value) -> Masked:
     found = Masked(loss)
     way = walk(loss, lambda current: [part for part in _parts(program, current)[1] if program.terms.is_policy(part)])
     for value in islice(way, _MOST_VALUES):
+        found.way.append(value)
         found.masks += _parts(program, value)[0]
         found.selects |= value.op in _SELECTS or (value.op == "index" and _is_select(program, value))
     return found
@@ -107,6 +116,9 @@ def _masked(program: Program, loss: Value) -> Masked:
 def _parts(program: Program, value: Value) -> tuple[list[Applied], list[Value]]:
     """The masks of one operation on the way from a loss to log-probs, and where the way goes on."""
     first, other = value.input, value.argument("other")
+    if value.op == "sum" and first is not None and first.op == "mul" and program.kinds.is_a(value, Kind.LOGPROBS):
+        # log-probs of a row, summed under its mask
+        return [], [first] if any(program.kinds.is_a(side, Kind.LOGPROBS) for side in first.inputs) else []
     if value.op in _ENDS or (program.kinds.is_a(value, *_LEAVES) and value.op in ("gather", "index", "sub", "sum")):
         return [], []
     if value.op == "mul" and first is not None and other is not None:
@@ -148,13 +160,41 @@ class Fillings:
         pad_is_end = self.shared is not None if pad_is_end is None else pad_is_end
         key = (id(mask.value), mask.kept, pad_is_end)
         if key not in self._found:
-            found: list[Filled] = []
-            for choice in (0, -1):
-                filled = self._filled(mask, choice, pad_is_end)
-                if filled is not None and not any(np.array_equal(filled.numbers, value.numbers) for value in found):
-                    found.append(filled)
+            found = self._ways(mask, pad_is_end)
+            for carried in [] if found else self._carried(mask.value):
+                found = found or self._ways(replace(mask, value=carried), pad_is_end)
             self._found[key] = found
         return self._found[key]
+
+    def _ways(self, mask: Applied, pad_is_end: bool) -> list[Filled]:
+        found: list[Filled] = []
+        for choice in (0, -1):
+            filled = self._filled(mask, choice, pad_is_end)
+            if filled is not None and not any(np.array_equal(filled.numbers, value.numbers) for value in found):
+                found.append(filled)
+        return found
+
+    def _carried(self, mask: Value) -> list[Value]:
+        """The masks that a buffer, a record or rows that were padded again have carried to where one is applied."""
+        if isinstance(mask.constant, int | float):
+            return []
+        way = list(islice(walk(mask, self._carriers), _MOST_CARRIED))[1:]
+        way = [value for value in way if value.op in ("setitem", "index") or self.program.kinds.is_a(value, Kind.MASK)]
+        made = [value for value in way if value.op not in _CARRIES]
+        if len(made) > 1:  # fields of one record: the one that has the same name
+            names = {mask.name, *mask.names}
+            return [value for value in way if value.op in ("cast", "setitem") and names & set(value.names)][:1]
+        return way
+
+    def _carriers(self, value: Value) -> list[Value]:
+        if value.op not in _CARRIES:
+            return []
+        held = list(getattr(value.thing, "elements", ()))
+        keys = value.keys if value.op == "index" else []
+        if len(keys) > 1 and any("start" in key.arguments for key in keys[1:]):
+            return []  # other positions
+        parts = [value.input] if value.op in _OF_ONE else [*value.inputs, *held]
+        return [part for part in parts if part is not None and part.constant is UNKNOWN]
 
     def _filled(self, mask: Applied, choice: int, pad_is_end: bool) -> Filled | None:
         worked = Worked(self.program, self.endings, pad_is_end, choice)
@@ -191,18 +231,6 @@ class Fillings:
                 if any(not part.goes_on for other in others for part in self.of(Applied(other, value))):
                     return True
         return False
-
-
-def may_mask(program: Program, factor: Value) -> bool:
-    """Whether a factor of the loss may leave tokens out: it is a mask, is made of one, or nothing is known of it."""
-    for value in islice(ancestors(factor), 60):
-        if (
-            program.kinds.is_a(value, Kind.MASK, Kind.COUNT)
-            or value.op in ("parameter", "unknown")
-            or "mask" in value.name
-        ):
-            return True
-    return False
 
 
 @once

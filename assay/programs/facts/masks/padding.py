@@ -13,7 +13,7 @@ from assay.programs.facts.sampling.scoring import lists_of, made_of, scorings
 from assay.programs.facts.sampling.tokens import encoding_behind, text_of
 from assay.programs.graph import Value
 from assay.programs.program import Program
-from assay.programs.walk import walk
+from assay.programs.walk import follow, walk
 
 _ONES = ("ones", "ones_like", "new_ones")
 _NO_NUMBERS = frozenset({"len", "forward"})
@@ -34,7 +34,7 @@ def padded_passes(program: Program) -> Iterator[Pass]:
     drawn = draws(program)
     for draw in drawn:
         if draw.op == "generate":
-            padded = padded_by(_prompts_of(draw))
+            padded = padded_by(prompts_of_draw(draw))
             if padded is not None:
                 yield Pass(draw, padded, _fault_of_generate(program, draw))
     masked = _masked_draws(program, drawn)
@@ -53,7 +53,7 @@ def padded_passes(program: Program) -> Iterator[Pass]:
             for draw in drawn:
                 if id(draw) not in held:
                     continue
-                padded = padded_by(_prompts_of(draw)) if draw.op == "generate" else None
+                padded = padded_by(prompts_of_draw(draw)) if draw.op == "generate" else None
                 if padded is None and id(draw) in masked:
                     padded = mask_of(masked[id(draw)][0])
                 if padded is not None and not _is_packed(call):
@@ -85,7 +85,8 @@ def _is_packed(call: Value) -> bool:
     return any(name.removeprefix("given_") in ("cu_seqlens", "packed_seq_params") for name in call.arguments)
 
 
-def _prompts_of(draw: Value) -> Value | None:
+def prompts_of_draw(draw: Value) -> Value | None:
+    """What a call of generate() is to go on from."""
     return draw.argument("input_ids") or draw.argument("**") or draw.argument("inputs") or draw.argument("1")
 
 
@@ -95,11 +96,22 @@ def padded_by(prompts: Value | None) -> Value | None:
     if encoding is None or encoding.setting("padding", False) not in (True, "longest", "max_length"):
         return None
     text = text_of(encoding)
-    if text is None or isinstance(text.constant, str) or text.op in ("string", "list_repeat", "element"):
+    if text is None or isinstance(text.constant, str) or text.op in ("string", "list_repeat"):
+        return None
+    if text.op == "element" and not _is_of_batches(text):
         return None
     if text.op == "apply_chat_template" or (text.op == "listing" and _is_one(text)):
         return None
     return encoding
+
+
+def _is_of_batches(element: Value) -> bool:
+    """Whether a loop takes batches of several from a loader, and not one text after the other."""
+    loader = follow(
+        element,
+        lambda value: value.input or value.argument("0") if value.op in ("element", "call", "progress") else None,
+    )
+    return loader.op == "dataloader" and loader.setting("batch_size", 1) not in (1, None)
 
 
 def _is_one(texts: Value) -> bool:
@@ -161,7 +173,7 @@ def _unmasked_draws(program: Program, drawn: list[Value]) -> Iterator[Pass]:
         calls = passes_of(program, draw)
         if draw.op == "generate":
             mask = draw.argument("attention_mask")
-            bare = mask is not None and _is_ones(mask) and padded_by(prompts := _prompts_of(draw)) is None
+            bare = mask is not None and _is_ones(mask) and padded_by(prompts := prompts_of_draw(draw)) is None
             calls = [draw] if bare and not is_one_row(prompts) else []
         elif any(mask_of(call) is not None for call in calls):
             continue

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.programs.facts.loss.terms import Term, TermKind
-from assay.programs.facts.optimizer.optimizers import optimizers
+from assay.programs.facts.optimizer.optimizers import Optimizer, optimizers
 from assay.programs.facts.ratio import clamp_of
 from assay.programs.facts.sampling.samplers import draws_behind
 from assay.programs.graph import Value
@@ -16,11 +16,13 @@ from assay.verdict import Place
 
 ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "AdamW8bit", "Adam8bit", "PagedAdamW8bit", "Lion")
 HIGHEST_RATE = 0.05
+HIGHEST_RATE_OF_A_TABLE = 1.0  # a lone table of logits, which no other layer multiplies
 HIGHEST_KL, HIGHEST_ENTROPY = 1.0, 0.2
 HIGHEST_DECAY = 0.5
 WIDEST_CLIP = 0.8
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.1, 2.0
 RATES = ("the learning rate", "`learning_rate`")  # the names of settings that are rates
+MULTIPLYING = ("ExponentialLR", "StepLR", "MultiStepLR")
 _CONFIGS = ("GRPOConfig", "RLOOConfig", "PPOConfig", "OnlineDPOConfig", "ReinforceConfig")
 _RANGES = {
     "learning_rate": (
@@ -55,6 +57,7 @@ def settings(program: Program) -> Iterator[Setting]:
 
 def _all(program: Program) -> Iterator[Setting]:
     yield from _of_optimizers(program)
+    yield from _of_schedules(program)
     yield from _of_configs(program)
     for loss, terms in program.losses:
         if not any(term.is_policy for term in terms):
@@ -74,10 +77,10 @@ def _of_optimizers(program: Program) -> Iterator[Setting]:
         value = optimizer.value
         rate = value.argument("lr")
         if rate is not None and (number := _number(rate)) is not None:
-            places = (value.place, rate.place)
+            places, is_adaptive = (value.place, rate.place), value.name in ADAPTIVE
             if number <= 0 and not rates_set and not program.of("scheduler"):
                 yield Setting("the learning rate", number, places, "nothing is learned")
-            elif number > HIGHEST_RATE and value.name in ADAPTIVE:
+            elif number > (HIGHEST_RATE_OF_A_TABLE if _holds_a_table(optimizer) else HIGHEST_RATE) and is_adaptive:
                 reason = f"{value.name} moves every weight by about that much in each update"
                 yield Setting("the learning rate", number, places, reason)
             else:
@@ -86,6 +89,29 @@ def _of_optimizers(program: Program) -> Iterator[Setting]:
         pulled = _number(decay) if value.name == "AdamW" else None
         if decay is not None and pulled is not None and pulled > HIGHEST_DECAY:
             yield Setting("the weight decay", pulled, (value.place, decay.place), "the weights are pulled to 0")
+
+
+def _of_schedules(program: Program) -> Iterator[Setting]:
+    """ExponentialLR(optimizer, gamma=1 / 0.95): what is multiplied again and again must not grow."""
+    for schedule in program.of("scheduler"):
+        given = schedule.argument("gamma")
+        number = _number(given) if schedule.name.rpartition(".")[2] in MULTIPLYING else None
+        if given is None or number is None:
+            continue
+        reason = (
+            "the rate is multiplied by it again and again, and grows until it kills the policy" if number > 1 else ""
+        )
+        yield Setting("the factor of the learning rate", number, (schedule.place, given.place), reason)
+
+
+def _holds_a_table(optimizer: Optimizer) -> bool:
+    """Adam([torch.zeros(states, actions, requires_grad=True)]), or of a lone nn.Embedding."""
+    if optimizer.networks is not None:
+        return len(optimizer.networks) == 1 and optimizer.networks[0].name.rpartition(".")[2] == "Embedding"
+    given = optimizer.value.argument("parameters")
+    parts = list(given.arguments.values()) if given is not None and given.op == "listing" else []
+    is_tensor = [part.name == "Parameter" or part.name.startswith("torch.") for part in parts]
+    return is_tensor == [True]
 
 
 def _of_configs(program: Program) -> Iterator[Setting]:

@@ -59,6 +59,15 @@ def direct_parts(program: Program, whole: Value) -> list[Value]:
     return found
 
 
+def is_fresh(program: Program, model: Value) -> bool:
+    """A layer of the script's own that nothing loads: it is there to be trained."""
+    if model.op != "module" or not has_parameters(model):
+        return False
+    loads = (value for value in program.of("load_state_dict", "method") if value.name == "load_state_dict")
+    frozen = (value for value in program.of("requires_grad_") if value.setting("1", True) is False)
+    return not any(value.input is not None and same_network(value.input, model) for value in (*loads, *frozen))
+
+
 def is_held(program: Program, model: Value, optimizers: list[Optimizer]) -> bool:
     """Whether an optimizer holds the network or what it is a part of."""
     return any(contains(program, value, model) for optimizer in optimizers for value in optimizer.networks or ())

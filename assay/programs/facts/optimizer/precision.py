@@ -21,6 +21,8 @@ def dtype_of(value: Value | None, depth: int = 6) -> str:
         return ""
     if value.op == "phi":
         names = {dtype_of(part, depth - 1) for part in value.inputs}
+        if names == {"bfloat16", "float32"} and "cuda" in value.place.text:
+            return "bfloat16"  # float32 is for machines without the GPU that training needs
         return names.pop() if len(names) == 1 else ""
     last = value.constant if isinstance(value.constant, str) else value.name
     last = last.rpartition(".")[2]

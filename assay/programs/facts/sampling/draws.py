@@ -14,7 +14,7 @@ from assay.programs.program import Program
 from assay.programs.walk import walk
 
 _HF = frozenset("max_new_tokens attention_mask input_ids pad_token_id generation_config do_sample max_length".split())
-_OF_SCORES = ("add", "sub", "mul", "div", "log", "neg", "cast", "softmax", "log_softmax", "method")
+_OF_SCORES = ("add", "sub", "mul", "div", "log", "neg", "cast", "softmax", "log_softmax", "method", "phi", "clamp")
 _NOISE = ("rand", "uniform", "gumbel", "exponential")
 OFF: dict[str, tuple[object, ...]] = {
     "top_k": (0, -1, None),
@@ -78,7 +78,8 @@ def settings_of(program: Program, generate: Value) -> Settings:
             if holder.input is not None and same_network(holder.input, base):
                 settings.inherited[value.name] = value.arguments["value"]
     settings.given |= {name: keyword for name, keyword in keywords.items() if name not in ("**", "generation_config")}
-    if settings.engine == "" and (_HF & set(keywords) or (base is not None and base.op == "pretrained")):
+    is_library = generate.name == "generate"  # not a function of that work which was not read
+    if settings.engine == "" and is_library and (_HF & set(keywords) or (base is not None and base.op == "pretrained")):
         settings.engine = "transformers"
     return settings
 
@@ -145,7 +146,7 @@ def _has_noise(draw: Value) -> bool:
     """Whether noise was added to what the greatest is taken of: Gumbel's trick draws by it."""
     scores = walk(draw, until=lambda value: value is not draw and value.op not in _OF_SCORES)
     return any(
-        (score.op == "call" and any(word in score.name.lower() for word in _NOISE))
+        (score.op in ("call", "method") and any(word in score.name.lower() for word in _NOISE))
         or (score.op == "log" and score.input is not None and score.input.op == "neg")
         for score in islice(scores, 60)
     )
@@ -188,7 +189,8 @@ def trained_draws(program: Program, found: list[Scoring] | None = None, same_pas
     Where the tokens are lost from sight, in a file or a queue, the only draw of a script with a policy gradient is it.
     """
     found = scorings(program) if found is None else found
-    trained = [part for part in found if part.is_trained]
+    compared = _only_compared(program)
+    trained = [part for part in found if part.is_trained and id(part.value) not in compared]
     known = draws(program)
     by_id = {id(part): part for part in known}
     pairs = []
@@ -199,12 +201,23 @@ def trained_draws(program: Program, found: list[Scoring] | None = None, same_pas
     if pairs or not trained:
         return pairs
     has_policy = any(term.is_policy for _, terms in program.losses for term in terms)
-    places = {(part.place.file, part.place.line) for part in known if not is_greedy(part)}
+    known = [part for part in known if not is_greedy(part) and part.name != "post"]  # a server may be a judge's
+    places = {(part.place.file, part.place.line) for part in known}
     if has_policy and len(places) == 1:
-        draw = next(part for part in known if not is_greedy(part))
+        draw = known[0]
         in_use = [model for model in trained if not _is_same_pass(program, draw, model)]
         return [Trained(draw, part, is_linked=False) for part in in_use]
     return []
+
+
+def _only_compared(program: Program) -> set[int]:
+    """id() of what enters the losses by a comparison of two answers alone, as in DPO: how they were drawn is free."""
+    losses = [backward.input for backward in program.of("backward") if backward.input is not None]
+    comparisons = program.of("logsigmoid")
+    if not comparisons or not losses:
+        return set()
+    otherwise = {id(part) for part in walk(losses, until=lambda value: value.op == "logsigmoid")}
+    return {id(part) for value in comparisons for part in walk(value)} - otherwise
 
 
 def _is_same_pass(program: Program, draw: Value, scoring: Scoring) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from assay.programs.facts.positions import given_ids, is_piece
 from assay.programs.facts.sampling.draws import draws, passes_of
-from assay.programs.facts.sampling.scoring import data_of, lists_of, made_of
+from assay.programs.facts.sampling.scoring import Scoring, data_of, lists_of, made_of, scorings
 from assay.programs.graph import UNKNOWN, Value
+from assay.programs.once import once
 from assay.programs.program import Program
 from assay.programs.walk import walk
 
@@ -24,6 +25,7 @@ _GIVEN = frozenset(
     "attn_mask padding_mask".split()
 )
 _PROMPTS = ("input_ids", "**", "inputs", "1", "prompts")
+_FIELDS = frozenset("input_ids attention_mask unpacked token_type_ids".split())  # of what a tokenizer gives
 LONELY = 2  # tokens: as few as these do not stand for a prompt
 
 
@@ -85,6 +87,44 @@ def fault_of_lonely(program: Program, call: Value, ids: Value) -> str:
         return ""
     few = "the last tokens of the prompt" if lonely else "special tokens"
     return f"which is {few} and the completion: the prompt it was drawn after is not there"
+
+
+@once
+def answers_left_out(program: Program) -> list[tuple[Scoring, Value, str]]:
+    """Log-probs in a loss whose pass is given the prompt and nothing of what was drawn after it.
+
+    Nothing is reported where another pass is given what was drawn, or where the pass is given something that the
+    prompts are not made of: it may be another loss, of texts with their answers.
+    """
+    drawn = set(draws(program))
+    trained = [scoring for scoring in scorings(program) if scoring.is_trained]
+    if not drawn or any(draw.op != "generate" or draw.setting("max_new_tokens") == 1 for draw in drawn) or not trained:
+        return []
+    behind_prompts = {id(value): value for prompt in prompts_of(program) for value in made_of(prompt)}
+    asked = _columns(behind_prompts.values())
+    found = []
+    for scoring in trained:
+        for call in program.origins.forwards(scoring.logits):
+            given = [value for name, value in call.arguments.items() if name not in ("model", "callee", "output")]
+            behind = {id(value): value for part in given for value in made_of(part)}
+            if not drawn.isdisjoint(behind.values()):
+                return []
+            shared = [value for key, value in behind.items() if key in behind_prompts and _is_content(value)]
+            if not shared or not _columns(behind.values()) <= asked or call.op != "forward":
+                continue
+            is_drawn = not drawn.isdisjoint(made_of(scoring.tokens))
+            what = (
+                "the tokens of the answers are picked from the logits of other positions"
+                if is_drawn
+                else ("what was drawn after it is never scored")
+            )
+            found.append((scoring, call, f"which is the prompt alone: {what}"))
+    return found
+
+
+def _columns(values: Iterable[Value]) -> set[str]:
+    """The columns of data that values are made of: row["question"]."""
+    return {value.name for value in values if value.op == "index" and value.name} - _FIELDS
 
 
 def _parts(value: Value, known: set[int]) -> Iterator[Value]:

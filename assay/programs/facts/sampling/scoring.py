@@ -19,6 +19,7 @@ _CHOOSES = frozenset(
     "index masked_fill masked_select gather index_select take_along_dim repeat repeat_interleave expand view reshape "
     "flatten squeeze unsqueeze transpose permute pad roll flip split chunk tile cast".split()
 )
+_PICKS = frozenset("gather index index_select take_along_dim".split())
 # from weights back to logits
 _FOLLOWED = frozenset("index attribute softmax log_softmax exp log add sub clamp where sort topk gather".split())
 
@@ -114,6 +115,8 @@ def data_of(value: Value) -> list[Value]:
         inner = value.input
         if value.op == "index" and inner is not None and isinstance(inner.constant, str):
             return value.inputs  # a letter of an alphabet: the key is the data
+        if value.op in _PICKS and (picked := [key for key in value.inputs if key is not inner and _is_draw(key)]):
+            return [*([inner] if inner is not None else []), *picked]  # the likeliest tokens, one of them drawn
         return [inner] if inner is not None else []
     if value.op in ("len", "full", "list_repeat"):  # sizes are not data
         return [
@@ -124,6 +127,10 @@ def data_of(value: Value) -> list[Value]:
     if value.op == "setitem":
         return [one for name in ("input", "value") if (one := value.argument(name)) is not None]
     return [*value.inputs, *lists_of(value)]
+
+
+def _is_draw(value: Value) -> bool:
+    return peel(value, ("unsqueeze", "squeeze", "cast", "view", "reshape")).op in DRAWS - {"generate"}
 
 
 def lists_of(value: Value) -> list[Value]:

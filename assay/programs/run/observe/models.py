@@ -27,8 +27,10 @@ class Models:
         self.steps: Counter[int] = Counter()  # of optimizers that hold a parameter, by its id
         self._firsts: dict[int, weakref.ref[Tensor]] = {}  # the first parameter of each
         self._looked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._whole: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._owners: dict[int, tuple[weakref.ref[Tensor], weakref.ref[nn.Module]]] = {}
         self._loose: list[nn.Module] = []
+        self._lent: dict[int, dict[int, weakref.ref[Tensor]]] = {}  # to each model, by id
         self._summed: dict[int, tuple[int, tuple[float, ...]]] = {}
         self._few: dict[int, tuple[weakref.ref[nn.Module], int, list[weakref.ref[Tensor]]]] = {}
 
@@ -38,7 +40,8 @@ class Models:
             self._looked.add(module)
             for parameter in module.parameters():
                 known = self._owners.get(id(parameter))
-                if known is None or known[0]() is not parameter or isinstance(known[1](), _Loose):
+                is_new = known is None or known[0]() is not parameter
+                if is_new or (known is not None and _is_part(known[1]()) and not _is_part(module)):
                     self._owners[id(parameter)] = (weakref.ref(parameter), weakref.ref(module))
 
     def of_parameter(self, tensor: Tensor) -> Model:
@@ -57,7 +60,7 @@ class Models:
         key = id(parameters[0]) if parameters else id(module)
         known = self._models.get(key) or self._sharing(parameters)
         if known is not None and (was := known[0]()) is not None:
-            if isinstance(was, _Loose) and not isinstance(module, _Loose):  # a parameter that was seen before its model
+            if _is_part(was) and not _is_part(module):  # a parameter or a layer that was seen before its model
                 described = replace(_describe(module, known[1].number), version=known[1].version)
                 for part in fields(described):
                     setattr(known[1], part.name, getattr(described, part.name))
@@ -69,6 +72,21 @@ class Models:
             self._firsts[key] = weakref.ref(parameters[0])
         self.run.models.append(model)
         return model
+
+    def absorb(self, module: nn.Module) -> dict[int, int]:
+        """Layers of a model that were called by themselves before: their numbers, and that of the model."""
+        if module in self._whole:
+            return {}
+        self._whole.add(module)
+        self.own(module)
+        mine = {id(parameter) for parameter in module.parameters()}
+        number = self.of(module).number
+        parts = [(ref(), model) for ref, model in self._models.values()]
+        return {
+            model.number: number
+            for part, model in parts
+            if part is not None and _is_part(part) and all(id(parameter) in mine for parameter in part.parameters())
+        }
 
     def _sharing(self, parameters: Sequence[Tensor]) -> tuple[weakref.ref[nn.Module], Model] | None:
         """The model whose weights lie at the same place in memory: those of a state_dict() without copies do."""
@@ -114,15 +132,25 @@ class Models:
     def module(self, number: int) -> nn.Module | None:
         return next((ref() for ref, model in self._models.values() if model.number == number), None)
 
+    def lend(self, module: nn.Module) -> bool:
+        """Whether functional_call() put other tensors in the place of its parameters: they are the model's for now."""
+        lent = [tensor for tensor in module.parameters() if not isinstance(tensor, nn.Parameter)]
+        if lent:
+            self._lent[self.of(module).number] = {id(tensor): weakref.ref(tensor) for tensor in lent}
+        return bool(lent)
+
     def holding(self, parameters: Iterable[Tensor]) -> list[Model]:
         """Those that one of the parameters belongs to."""
-        held = {id(parameter) for parameter in parameters}
+        held = {id(parameter): parameter for parameter in parameters}
         models = [(ref(), model) for ref, model in self._models.values()]
-        return [
-            model
-            for module, model in models
-            if module is not None and any(id(parameter) in held for parameter in module.parameters())
-        ]
+        found = []
+        for module, model in models:
+            lent = self._lent.get(model.number, {})
+            is_lent = any(ref() is held.get(key) for key, ref in lent.items() if key in held)
+            own = () if module is None else module.parameters()
+            if is_lent or any(id(parameter) in held for parameter in own):
+                found.append(model)
+        return found
 
 
 class _Loose(nn.Module):
@@ -135,6 +163,11 @@ class _Loose(nn.Module):
     def parameters(self, recurse: bool = True) -> Any:
         tensor = self._tensor()
         return iter(() if tensor is None else (tensor,))
+
+
+def _is_part(module: nn.Module | None) -> bool:
+    """A layer of torch or a parameter without a module; not a network that somebody wrote."""
+    return isinstance(module, _Loose) or type(module).__module__.startswith("torch.nn.modules.")
 
 
 def is_same_memory(one: Tensor, other: Tensor) -> bool:

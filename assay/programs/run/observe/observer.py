@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import weakref
 from collections.abc import Callable
 from itertools import islice
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from assay.examine.directions import remembers
 from assay.examine.inputs import active_dropout
 from assay.examine.weights import Weights
+from assay.machine.faults import FAULTS
 from assay.programs.facts.kinds import Kind
 from assay.programs.graph import Value
 from assay.programs.run.draws import sampling_of
@@ -38,12 +40,15 @@ from assay.programs.run.observe.models import (
 from assay.programs.run.observe.patches import Patches, patch_generate, patch_torch
 from assay.programs.run.observe.places import Places
 from assay.programs.run.observe.recorder import MOST_VALUES, CallRecorder
+from assay.programs.run.observe.stores import stored_numbers
 from assay.programs.run.observe.updates import UpdateReader, updates_since_sampling
+from assay.programs.run.policies import drawn_actions
 from assay.programs.run.sight import Sight, is_mask, number_of, shape_of, sight
 from assay.programs.run.watched import Backward, Forward, GenerateCall, Sampling, WatchedRun, WatchedUpdate
 
-LEAST_ROLLOUTS, LEAST_UPDATES = 3, 12  # observed unless the script says how many steps
-MOST_UPDATES = 48  # observed since something was sampled
+LEAST_ROLLOUTS, LEAST_UPDATES = 3, 32  # observed unless the script says how many steps: schedules and loaders end late
+MOST_UPDATES = 64  # observed since something was sampled
+MOST_STORES = 4  # rollouts whose stored numbers are looked at
 MOST_BEFORE = 160  # observed before, at a time: a script may imitate answers first
 
 
@@ -87,7 +92,7 @@ class ScriptObserver:
         self.config: Any = None  # of the generate() under way, as it prepared it
         self._clip_norm: float | None = None
         self._rollouts = 0
-        self._sampled_since_step = False
+        self._sampled_since_step = self._has_stores = False
         self._live, self._leaving = True, False
 
     # -- beginning and end
@@ -160,7 +165,10 @@ class ScriptObserver:
         self.ledger.passed(module)
         value = self.recorder.event("forward", arguments, frame, name=model.name)
         logits = self._outputs(value, output, where, found)
-        if logits is None:
+        if logits is not None:
+            model.gives_logits = not self.models.lend(module)  # what was lent is gone when it is asked
+            self.kinds.renumber(self.models.absorb(module))
+        elif not _is_body(output, found):
             self._transparent.add(id(module))
         second = arguments.get("1")
         if second is not None and shape_of(second) == shape_of(arguments.get("input_ids")) and is_mask(second):
@@ -226,6 +234,7 @@ class ScriptObserver:
             is_all = sequences is output
             made = value if is_all else self.recorder.event("attribute", {"input": value}, frame, name="sequences")
             self.recorder.adopt(sequences, made)
+        seen.gives_logits = True
         config = self.config.to_dict() if hasattr(self.config, "to_dict") else {}
         self.run.generations.append(
             GenerateCall(
@@ -279,6 +288,9 @@ class ScriptObserver:
 
     def _drawn(self, value: Value) -> None:
         draw = sampling_of(value, self.kinds)
+        if draw.forward is not None and not draw.forward.weights:
+            module = self.models.module(draw.forward.model)
+            draw.forward.weights = () if module is None else self.models.sums(module)
         draw.state = self.recorder.state if value.op == "multinomial" else self._state
         self.run.samplings.append(draw)
         self._sampled()
@@ -333,6 +345,7 @@ class ScriptObserver:
         self.ledger.backward(value.place, tensor)
         self.run.backwards.append(backward)
         self._pending.append(backward)
+        self._look_at_stores(value)
         caught: dict[int, Tensor] = {}
         handles = [
             made.register_hook(functools.partial(shielded, self.recorder.broke, catch, caught, key))  # type: ignore[no-untyped-call]
@@ -350,6 +363,23 @@ class ScriptObserver:
             self.ledger.after_backward()
 
         return after
+
+    def _look_at_stores(self, value: Value) -> None:
+        """Once for each rollout, of actions alone: what was generated from a prompt is seen by torch."""
+        if not self._sampled_since_step or self._has_stores or len(self.run.stores) >= MOST_STORES:
+            return
+        self._has_stores = True
+        before = self.run.updates[-1].order if self.run.updates else -1
+        draws = [draw for draw in self.run.samplings if draw.value.order > before]
+        if not draws or any(draw.forward is not None and _is_given_tokens(draw.forward) for draw in draws):
+            return
+        count = sum(map(drawn_actions, draws))
+        with self.recorder.suspended():
+            try:
+                found = stored_numbers(sys._getframe(), self.recorder.places.is_own, count) if count else []
+            except FAULTS:  # of an object of the script that cannot be looked into
+                found = []
+        self.run.stores.append((value.order, found))
 
     def add_event(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
         subject = args[0] if args else None
@@ -427,8 +457,9 @@ class ScriptObserver:
             update.numbers |= {"update_norm": moved["update_norm"]} if is_new_pair else moved
             self.updates.after(update)
         self.ledger.stepped(optimizer, update.place, list(self.recorder._known.values()))
+        self.kinds.note_owners()
         self._pending, self._clip_norm = [], None
-        self._sampled_since_step = False
+        self._sampled_since_step = self._has_stores = False
         for model in self.models.holding(_held(optimizer)):
             model.version += 1
         self.models.steps.update(map(id, _held(optimizer)))
@@ -462,6 +493,17 @@ class ScriptObserver:
 
 def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_body(output: Any, ids: Tensor | None) -> bool:
+    """A network without its head, as forward() of transformers calls it: what it returns is a pass, too."""
+    hidden = getattr(output, "last_hidden_state", None)
+    return ids is not None and isinstance(hidden, Tensor) and hidden.dim() == ids.dim() + 1
+
+
+def _is_given_tokens(forward: Forward) -> bool:
+    """Not just numbers of states."""
+    return forward.input_ids is not None and len(shape_of(forward.input_ids) or ()) != 1
 
 
 def _is_random(value: Value) -> bool:

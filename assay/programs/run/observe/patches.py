@@ -84,7 +84,7 @@ def _patch_steps(patches: Patches, observer: ScriptObserver) -> None:
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if steps and steps[-1][0] is optimizer:  # the step before raised, and the script went on
             steps.pop()[1].__exit__(None, None, None)
-        if recorder.off == 0:
+        if recorder.off == 0 and not recorder.is_elsewhere():
             shielded(recorder.broke, observer.before_step, optimizer, sys._getframe(1))
             context = recorder.suspended()
             context.__enter__()
@@ -121,7 +121,7 @@ def _around(
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if recorder.off:
+        if recorder.off or recorder.is_elsewhere():
             return original(*args, **kwargs)
         if before is not None:
             shielded(recorder.broke, before, args, kwargs, sys._getframe(1))
@@ -138,6 +138,8 @@ def _pass(original: Callable[..., Any], observer: ScriptObserver) -> Callable[..
     recorder = observer.recorder
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if recorder.is_elsewhere():
+            return original(self, *args, **kwargs)
         if recorder.off:
             if observer.inside is not None and observer.inside[0] is self:
                 shielded(recorder.broke, _add_width, observer.inside[1], args, kwargs)

@@ -24,10 +24,14 @@ NOWHERE = Place("", 0)
 class Places:
     """Frames --> Place and Context. Everything is kept by code and instruction: a loop asks for the same again."""
 
-    def __init__(self, script: Path, whole: Path) -> None:
-        """`whole` is the script's path in full; `script` is how it was given."""
-        self.root = str(whole.parent)
+    def __init__(self, script: Path, whole: Path, copied: tuple[str, str] | None = None) -> None:
+        """`whole` is the script's path in full; `script` is how it was given. `copied`: the folder in which a copy of
+        the script's project runs, and the folder that is shown instead of it."""
+        self.root, self._shown_root = str(whole.parent), os.path.dirname(script)
         self._shown = {str(whole): str(script)}
+        if copied is not None:
+            self.root, self._shown_root = os.path.realpath(copied[0]), copied[1]
+            self._shown = {}
         paths = sysconfig.get_paths()
         libraries = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], _ASSAY}
         libraries |= {*site.getsitepackages(), site.getusersitepackages()}
@@ -110,11 +114,8 @@ class Places:
         """A file as the script's own path was given: relative to it where it can be."""
         path = os.path.realpath(file)
         if path not in self._shown:
-            script = next(iter(self._shown.values()))
             below = path.startswith(f"{self.root}{os.sep}")
-            self._shown[path] = (
-                os.path.join(os.path.dirname(script), os.path.relpath(path, self.root)) if below else file
-            )
+            self._shown[path] = os.path.join(self._shown_root, os.path.relpath(path, self.root)) if below else file
         return self._shown[path]
 
 

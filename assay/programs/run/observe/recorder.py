@@ -7,12 +7,14 @@ generate() and of an optimizer's step the recorder is off: those are one Value e
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -79,6 +81,7 @@ class CallRecorder(TorchFunctionMode):
     def __init__(self, run: WatchedRun, places: Places) -> None:
         super().__init__()
         self.run, self.places = run, places
+        self._thread = threading.get_ident()
         self.off = 0  # how many passes, steps and so on are under way
         self.stopped = False
         self.is_asleep = self.just_woke = self.missed_a_pass = False
@@ -112,7 +115,7 @@ class CallRecorder(TorchFunctionMode):
             name = _TURNS.get(getattr(getattr(func, "__self__", None), "__name__", ""), name)
         if name in _DESCRIBES or len(self.run.graph.values) > MOST_VALUES:
             return func(*args, **kwargs)
-        if name == "backward":
+        if name == "backward" or (func is torch.autograd.grad and _is_of_leaves(args, kwargs)):
             return self._backward(func, args, kwargs)
         known = shielded(self.broke, self._given, name, args, kwargs, sys._getframe(1))
         if known is None:
@@ -125,6 +128,10 @@ class CallRecorder(TorchFunctionMode):
             raise
         shielded(self.broke, self._result, op, name, given, where, result, args)
         return result
+
+    def is_elsewhere(self) -> bool:
+        """Whether this is another thread than the one that is recorded: a server, or a worker that samples."""
+        return threading.get_ident() != self._thread
 
     def sleep(self) -> None:
         """Nothing is recorded until something is drawn, or gradients are switched off as for a rollout: a script may
@@ -194,6 +201,9 @@ class CallRecorder(TorchFunctionMode):
             for part in listing.arguments.values():
                 part.users.append(listing)
             return listing
+        if isinstance(given, np.ndarray) and given.dtype.kind in "biu" and given.size <= LARGEST_COPIED:
+            seen = Sight(given.shape, "bool" if given.dtype.kind == "b" else "int64", data=given.copy())
+            return Value("constant", {}, where[0], where[2], order, constant=UNKNOWN, name="ndarray", thing=seen)
         constant = (
             given if isinstance(given, (int, float, str, bool, type(None), list, tuple, torch.dtype)) else UNKNOWN
         )
@@ -326,7 +336,9 @@ class CallRecorder(TorchFunctionMode):
             self.chosen(value)
 
     def _backward(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        after = shielded(self.broke, self._before_backward, args[0] if args else None, sys._getframe(2))
+        loss = args[0] if args else kwargs.get("outputs")
+        loss = loss[0] if isinstance(loss, (tuple, list)) and len(loss) == 1 else loss
+        after = shielded(self.broke, self._before_backward, loss, sys._getframe(2))
         try:
             with self.suspended():
                 return func(*args, **kwargs)
@@ -393,6 +405,15 @@ def _is_parameter(tensor: Tensor) -> bool:
         return (
             tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
         )  # theta[0] without a gradient is a leaf
+
+
+def _is_of_leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether torch.autograd.grad() is asked for gradients of parameters, as backward() would leave them."""
+    given = kwargs.get("inputs", args[1] if len(args) > 1 else ())
+    inputs = given if isinstance(given, (tuple, list)) else [given]
+    with torch._C.DisableTorchFunction():
+        are_leaves = all(isinstance(part, Tensor) and part.is_leaf and part.requires_grad for part in inputs)
+    return are_leaves and bool(inputs) and not kwargs.get("create_graph") and True not in args[4:5]
 
 
 def _is_by(recorder: CallRecorder) -> bool:

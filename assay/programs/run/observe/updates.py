@@ -85,7 +85,7 @@ class UpdateReader:
         `tally` counts what follows the prompts."""
         self._asked = self._asked or (number, rows, temperature)
         module = self.models.module(number)
-        if module is None:
+        if module is None or not self.run.models[number].gives_logits:
             return None
         key = (number, self.models.sums(module), temperature, tuple(map(tuple, rows)), first)
         if key not in self._answers or tally is not None:

@@ -150,3 +150,22 @@ GIVEN = {
 def test_a_reference_that_comes_from_elsewhere_is_not_the_policy(form, tmp_path):
     text = with_change(KL, f"{GIVEN[form]}\n        {KL}").replace("import prompts_of", "import fetch, prompts_of")
     assert found(text, tmp_path) == set()
+
+
+WEIGHTED = """
+import torch
+from transformers import AutoModelForCausalLM
+policy = AutoModelForCausalLM.from_pretrained("tiny")
+optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6)
+criterion = torch.nn.KLDivLoss(reduction="none", log_target=True)
+def step(ids, targets, rewards, coef):
+    logp = torch.log_softmax(policy(ids).logits, dim=-1)
+    loss = (-rewards * criterion(logp, targets).sum(-1)).mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_divergence_that_rewards_weigh_is_not_a_penalty(tmp_path):
+    assert not found(WEIGHTED, tmp_path)
+    assert found(WEIGHTED.replace("-rewards *", "-coef *"), tmp_path) == {"KL01"}

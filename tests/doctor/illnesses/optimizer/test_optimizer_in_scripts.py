@@ -58,6 +58,14 @@ SICK = {
         "a method": with_changes((LOADED, LOADED + ".bfloat16()")),
         "through a variable": with_changes((LOADED, "kind = torch.bfloat16\n" + LOADED[:-1] + ", dtype=kind)")),
         "half": with_changes((LOADED, LOADED + ".half()")),
+        "where there is a GPU": loaded('"tiny", dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32'),
+        "a rate that the text does not show": loaded(
+            '"tiny", dtype=torch.bfloat16', (OPTIMIZER, OPTIMIZER.replace("1e-6", "settings.rate"))
+        ),
+        "a data set with data": loaded(
+            '"tiny", dtype=torch.bfloat16',
+            (OPTIMIZER, f"class Rows:\n    pass\nrows = Rows()\nrows.data = []\n{OPTIMIZER}"),
+        ),
         "a configured rate": loaded('"tiny", dtype=torch.bfloat16', (OPTIMIZER, OPTIMIZER.replace("1e-6", "5e-6"))),
     },
     "OPT02": {
@@ -208,7 +216,7 @@ WELL = {
         (OPTIMIZER, f"{LORA}policy = get_peft_model(policy, LoraConfig(r=8))\n{OPTIMIZER}"),
     ),
     "bfloat16 and back": loaded('"tiny", dtype=torch.bfloat16', (OPTIMIZER, "policy = policy.float()\n" + OPTIMIZER)),
-    "bfloat16 on some machines": loaded('"tiny", dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32'),
+    "bfloat16 if asked for": loaded('"tiny", dtype=torch.bfloat16 if policy_name else torch.float32'),
     "bfloat16 under deepspeed": loaded(
         '"tiny", dtype=torch.bfloat16', (LOOP, "import deepspeed\nengine = deepspeed.initialize(policy)\n" + LOOP)
     ),

@@ -40,6 +40,13 @@ def test_a_stuck_ratio_needs_weights_that_moved():
     assert ratio_stuck_at_one.check_batch(later(policy_version=None, update_norm=0.0)).state is NOT_APPLICABLE
 
 
+def test_updates_without_any_advantage_move_nothing_whatever_their_versions_say():
+    nothing = np.zeros_like(healthy_batch().arrays["advantages"])
+    unmeasured = {"update_norm": None, "gradient_norm": None, "gradients": None}
+    assert ratio_stuck_at_one.check_batch(later(**unmeasured)).state is FINDING
+    assert ratio_stuck_at_one.check_batch(later(**unmeasured, advantages=nothing)).state is NO_DATA
+
+
 def test_a_stuck_ratio_in_low_precision_is_only_likely():
     assert ratio_stuck_at_one.check_batch(later(dtype="bfloat16")).confidence is Confidence.LIKELY
     assert ratio_stuck_at_one.check_batch(later(dtype=None)).confidence is Confidence.LIKELY

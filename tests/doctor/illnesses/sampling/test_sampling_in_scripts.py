@@ -339,3 +339,44 @@ def test_the_line_that_must_change_comes_first(tmp_path):
     assert "log_softmax" in first.text
     assert "multinomial" in second.text
     assert "0.8" in found.verdict.message
+
+
+PREFERENCES = """
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tok = AutoTokenizer.from_pretrained("gpt2", padding_side="left")
+policy = AutoModelForCausalLM.from_pretrained("gpt2")
+ref = AutoModelForCausalLM.from_pretrained("gpt2").eval()
+optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6)
+
+def score(model, ids, start):
+    logp = F.log_softmax(model(ids).logits[:, :-1], dim=-1)
+    logp = logp.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+    mask = (ids[:, 1:] != tok.pad_token_id).float()
+    mask[:, : start - 1] = 0
+    return (logp * mask).sum(-1)
+
+for prompts in [["a", "b"]]:
+    enc = tok(prompts, return_tensors="pt", padding=True)
+    start = enc.input_ids.shape[1]
+    ids = policy.generate(**enc, do_sample=True, temperature=0.7, top_p=0.9, num_return_sequences=2, max_new_tokens=16)
+    better, worse = ids[0::2], ids[1::2]
+    with torch.no_grad():
+        ref_better, ref_worse = score(ref, better, start), score(ref, worse, start)
+    margin = score(policy, better, start) - ref_better - (score(policy, worse, start) - ref_worse)
+    loss = -F.logsigmoid(0.1 * margin).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("code", ["SAMP01", "SAMP02", "SAMP03"])
+def test_pairs_of_answers_may_be_drawn_in_any_way(code, tmp_path):
+    assert not findings(PREFERENCES, code, tmp_path)
+
+
+def test_a_policy_gradient_beside_the_pairs_is_judged(tmp_path):
+    both = edit_script(PREFERENCES, ("margin).mean()\n", "margin).mean() - (score(policy, ids, start) * 0.5).mean()\n"))
+    assert findings(both, "SAMP02", tmp_path)

@@ -1,0 +1,1 @@
+"""Illnesses of the text itself: NAME."""
