@@ -28,7 +28,6 @@ from assay.verdict import Place, State, not_applicable
 Recompute = Callable[[Path, Callable[[str], None]], Sequence[Batch]]
 
 UNREADABLE = (SourceError, BatchError, RunError, ConfigError)
-_OF_TRAINING = ("backward", "optimizer", "step", "generate", "multinomial", "sample")
 _LONGEST_MESSAGE = 300  # of an exception
 _PACKAGE = Path(__file__).parent.parent
 
@@ -91,7 +90,7 @@ def _crash(error: Exception) -> Crash:
 def _is_no_training(evidence: Evidence, diagnosis: Diagnosis, illnesses: Sequence[Illness]) -> bool:
     """Whether all checks of a script ran, and none of them found anything to look at."""
     was_all = len(illnesses) >= len(illnesses_looking_at(*KINDS))
-    if not was_all or any(program.of(*_OF_TRAINING) for program in evidence.programs):
+    if not was_all or any(program.is_training for program in evidence.programs):
         return False
     return all(word.verdict.message == NOTHING for word in diagnosis.words if word.illness.source is not None)
 

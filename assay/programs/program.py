@@ -65,6 +65,11 @@ class Program:
         return bool(asked)
 
     @cached_property
+    def is_training(self) -> bool:
+        """Whether a loss, an optimizer or sampling was recognised."""
+        return bool(self.of("backward", "optimizer", "step", "generate", "multinomial", "sample"))
+
+    @cached_property
     def kinds(self) -> Kinds:
         return Kinds(self.graph)
 

@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -95,6 +96,7 @@ def in_a_terminal(arguments, until):
     """The lines on the screen after `until` was drawn, Ctrl-C was pressed and the command had ended."""
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job inherits that it is ignored
         os.environ.update(TERM="xterm-256color", COLUMNS="100", LINES="40", OMP_NUM_THREADS="1")
         os.execv(sys.executable, [sys.executable, "-m", "assay", *arguments])
     data, pressed, deadline = b"", False, time.monotonic() + 300

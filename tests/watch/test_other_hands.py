@@ -52,7 +52,7 @@ FAULTS = {
     "layers: cool draws, plain scores": ("layers.py", {"SAMP01"}, [("(worker, asked)", "(worker, asked, 0.6)")]),
     "layers: groups across prompts": (
         "layers.py", {"ADV01", "ADV02", "LAW04"},
-        [("rewards.view(PROMPTS, GROUP)", "rewards.view(GROUP, PROMPTS)")],
+        [("table.mean(1", "table.mean(0"), ("table.std(1", "table.std(0")],
     ),
     "layers: scores one place too early": (
         "layers.py", {"ALGN01", "LAW03", "LAW01", "SAMP06"},

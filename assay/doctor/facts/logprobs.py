@@ -174,23 +174,37 @@ def _loss_span(mask_BT: Array) -> tuple[Array, Array]:
 
 
 def _behind_prompts(batch: Batch) -> Array | None:
-    """The column after the prompt of each row, if every row of `tokens` begins with its prompt; else None."""
+    """The column after the prompt of each row, if every row of `tokens` begins with its prompt; else None. Of several
+    that fit, the one behind which all loss tokens stand."""
     tokens_BT, prompts_BP, real_BP = (batch.get(name) for name in ("tokens", "prompt_tokens", "prompt_mask"))
     if tokens_BT is None or prompts_BP is None or real_BP is None or tokens_BT.shape[1] < prompts_BP.shape[1]:
         return None
-    for dropped in range(min(2, prompts_BP.shape[1])):  # log-probs have no place for the first token
-        width = prompts_BP.shape[1] - dropped
-        same_BP = (tokens_BT[:, :width] == prompts_BP[:, dropped:]) | ~real_BP[:, dropped:]
-        if len(same_BP) and same_BP.all() and real_BP[:, dropped:].any():
-            return np.full(len(tokens_BT), width, dtype=np.int64)
-        behind_B = _behind_each(tokens_BT, [ids[real][dropped:] for ids, real in zip(prompts_BP, real_BP, strict=True)])
-        if behind_B is not None:
-            return behind_B
-    return None
+    fitting = [
+        behind_B
+        for dropped in range(min(2, prompts_BP.shape[1]))  # log-probs have no place for the first token
+        for behind in (_behind_padding, _behind_each)
+        if (behind_B := behind(tokens_BT, prompts_BP[:, dropped:], real_BP[:, dropped:])) is not None
+    ]
+    mask_BT, lengths_B = batch.get("mask"), batch.get("lengths")
+    if mask_BT is not None and lengths_B is not None:
+        first_B, end_B = _loss_span(mask_BT)
+        for behind_B in fitting:
+            if ((end_B == 0) | ((first_B >= behind_B) & (end_B <= behind_B + lengths_B))).all():
+                return behind_B
+    return fitting[0] if fitting else None
 
 
-def _behind_each(tokens_BT: Array, prompts: list[Array]) -> Array | None:
+def _behind_padding(tokens_BT: Array, prompts_BP: Array, real_BP: Array) -> Array | None:
+    """Where all completions begin in one column, behind prompts that are padded to it."""
+    width = prompts_BP.shape[1]
+    same_BP = (tokens_BT[:, :width] == prompts_BP) | ~real_BP
+    fits = len(same_BP) and same_BP.all() and real_BP.any()
+    return np.full(len(tokens_BT), width, dtype=np.int64) if fits else None
+
+
+def _behind_each(tokens_BT: Array, prompts_BP: Array, real_BP: Array) -> Array | None:
     """Where prompts of different lengths stand at the left of their rows, each followed by its completion."""
+    prompts = [ids[real] for ids, real in zip(prompts_BP, real_BP, strict=True)]
     lengths_B = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     begins = all(np.array_equal(row[: len(prompt)], prompt) for row, prompt in zip(tokens_BT, prompts, strict=True))
     return lengths_B if begins and len(lengths_B) and lengths_B.min() > 0 else None

@@ -22,6 +22,7 @@ from assay.rehearsal.standins.missing import provide
 
 VERSION = "0.10.0"
 _MOST_ROWS = 64  # of one call of generate()
+_NO_TOKEN = -1
 _requests = itertools.count()
 
 
@@ -363,9 +364,10 @@ class Engine:
         if params.min_p:
             drawn["min_p"] = params.min_p
         return GenerationConfig(
-            max_new_tokens=most, min_new_tokens=min(params.min_tokens, most) or None, do_sample=is_drawn,
-            num_return_sequences=params.n, repetition_penalty=params.repetition_penalty, pad_token_id=pad,
-            eos_token_id=ends or None, **(drawn if is_drawn else {}),
+            max_new_tokens=most, min_new_tokens=(min(params.min_tokens, most) or None) if ends else None,
+            do_sample=is_drawn, num_return_sequences=params.n, repetition_penalty=params.repetition_penalty,
+            # None would become the end tokens of the model
+            eos_token_id=ends or [_NO_TOKEN], pad_token_id=pad, **(drawn if is_drawn else {}),
         )  # fmt: skip
 
     def _completion(

@@ -317,13 +317,15 @@ def check_curves(curves: Curves) -> Verdict:
 
 
 def _example(*, residue: float, difference: float) -> Evidence:
-    """Advantages of +-`residue` for four equal rewards, and a reward whose answers differ by `difference`."""
+    """Advantages of +-`residue` for four rewards that are equal but for rounding, and a reward whose answers differ by
+    `difference`."""
     batch = healthy_batch()
-    advantages_B = batch.arrays["advantages"].copy()
+    advantages_B, rewards_B = batch.arrays["advantages"].copy(), batch.arrays["rewards"].copy()
     advantages_B[4:8] = (residue, -residue, residue, -residue)
+    rewards_B[4:8] += 1e-10 * np.sign(advantages_B[4:8])
     trial = reward_evidence(groups=((0.0, difference),) * 4).reward
     curves = healthy_curves(advantage_min=-2.0, advantage_max=200 * residue)
-    return Evidence((consistent(batch, advantages=advantages_B),), curves, reward=trial)
+    return Evidence((consistent(batch, advantages=advantages_B, rewards=rewards_B),), curves, reward=trial)
 
 
 def edits(verdict: Verdict, spot: Spot, others: Sequence[Spot]) -> Iterator[Edit | None]:

@@ -38,7 +38,7 @@ def check_source(program: Program) -> Iterator[Verdict]:
     found = lines_without_effect(program)
     for idle in found:
         yield likely(idle.message, places=(idle.place,))
-    if not found:
+    if not found and program.is_training:
         yield healthy("no line throws away what it computes")
 
 
