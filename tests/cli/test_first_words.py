@@ -87,13 +87,13 @@ def test_the_config_of_a_run_holds_numbers_where_it_was_given_auto(assay_command
 
 @pytest.mark.skipif(not hasattr(os, "forkpty"), reason="needs a terminal")
 def test_after_ctrl_c_the_last_sentence_stands_below_the_live_area(tmp_path):
-    shown = in_a_terminal(["train", *settings(run__steps=500), "--out", str(tmp_path / "run")], "after step 2 ")
+    shown = in_a_terminal(["train", *settings(run__steps=500), "--out", str(tmp_path / "run")], r"after step [1-9]")
     assert "stopped by SIGINT and saved" in shown[-1]
     assert any("zero-variance" in line for line in shown[-12:-1])
 
 
 def in_a_terminal(arguments, until):
-    """The lines on the screen after `until` was drawn, Ctrl-C was pressed and the command had ended."""
+    """The lines on the screen after a match of `until` was drawn, Ctrl-C was pressed and the command had ended."""
     child, terminal = pty.fork()
     if child == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job inherits that it is ignored
@@ -106,7 +106,7 @@ def in_a_terminal(arguments, until):
                 data += os.read(terminal, 65536)
             except OSError:  # the other end is closed
                 break
-        if not pressed and until.encode() in data:
+        if not pressed and re.search(until.encode(), data):
             os.write(terminal, b"\x03")
             pressed = True
     os.waitpid(child, 0)
