@@ -317,8 +317,8 @@ def check_curves(curves: Curves) -> Verdict:
 
 
 def _example(*, residue: float, difference: float) -> Evidence:
-    """Advantages of +-`residue` for four rewards that are equal except for rounding, and a reward whose answers differ by
-    `difference`."""
+    """Advantages of +-`residue` for four rewards that are equal except for rounding, and a reward whose answers differ
+    by `difference`."""
     batch = healthy_batch()
     advantages_B, rewards_B = batch.arrays["advantages"].copy(), batch.arrays["rewards"].copy()
     advantages_B[4:8] = (residue, -residue, residue, -residue)
