@@ -57,6 +57,17 @@ EXAMPLES = {
         "assay explain ratio-not-one --json",
         'assay explain "loss is zero"',
     ),
+    "report": (
+        "assay report runs/sort",
+        "assay report runs/sort --out sort.html --against runs/sort-2",
+        "assay report runs/sort --live",
+        "assay report runs/sort --svg figures",
+        "assay report trainer_state.json",
+    ),
+    "compare": (
+        "assay compare runs/sort runs/sort-2",
+        "assay compare runs/seed-1 runs/seed-2 runs/seed-3 --out seeds.html",
+    ),
     "watch": (
         "assay watch examples/broken_grpo.py",
         "assay watch --steps 4 grpo.py --lr 1e-5",

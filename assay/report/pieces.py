@@ -1,0 +1,97 @@
+"""Token ids -> the piece of text that each of them is, for the token view.
+
+A record holds ids and the text of the whole completion. Whose text a token is says the tokenizer that the run left in
+final/, or the one beside the model that it trained. Without any, a text with one character per token is cut into
+characters, and all else shows ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.config import Config
+from assay.machine.user_error import UserError
+from assay.report.markup import readable
+
+TOKENIZER = "tokenizer.json"
+LARGEST = 64_000_000  # bytes of a tokenizer.json that is read
+
+
+class TokenizerError(UserError, ValueError):
+    """A tokenizer that was asked for and cannot be used. The message is one sentence with the file."""
+
+
+class Pieces:
+    def __init__(self, tokenizer: Any = None, source: str = "") -> None:
+        self._tokenizer, self.source = tokenizer, source
+
+    def of(self, ids: Sequence[int], text: str | None, ends: Collection[int] = ()) -> list[str]:
+        """One piece per id. A token that ends in the middle of a character is empty; the next one shows it whole."""
+        if self._tokenizer is not None:
+            return self._decoded(ids)
+        plain = ["[end]" if token in ends else f"[{token}]" for token in ids]
+        if text is not None and len(text) in (len(ids), len(ids) - 1):
+            return [*map(readable, text), *plain[len(text) :]]
+        return plain
+
+    def _decoded(self, ids: Sequence[int]) -> list[str]:
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream([], skip_special_tokens=False)
+        pieces: list[str] = []
+        for token in ids:
+            if self._tokenizer.id_to_token(token) is None:
+                pieces.append(f"[{token}]")  # an id that this tokenizer does not have
+                stream = DecodeStream([], skip_special_tokens=False)
+            else:
+                pieces.append(readable(stream.step(self._tokenizer, token) or ""))
+        return pieces
+
+
+def pieces_of(run: Path, config: Config | None, chosen: Path | None = None) -> Pieces:
+    """`chosen` is a tokenizer.json or its directory that the user names; it must be usable."""
+    if chosen is not None:
+        file = chosen / TOKENIZER if chosen.is_dir() else chosen
+        tokenizer = _read(file)
+        if tokenizer is None:
+            raise TokenizerError(f"{file} is not a tokenizer.json that can be read; name the one of the trained model")
+        return Pieces(tokenizer, str(file))
+    for file in _candidates(run, config):
+        tokenizer = _read(file)
+        if tokenizer is not None:
+            return Pieces(tokenizer, str(file))
+    return Pieces()
+
+
+def _candidates(run: Path, config: Config | None) -> list[Path]:
+    """In a run of ours; beside the model it trained; in the output directory of another trainer and its checkpoints."""
+    places = [run / name for name in ("final", "best", "seed")]
+    if config is not None:
+        places.append(Path(config.model.path))
+    if run.name == "assay":
+        checkpoints = sorted(run.parent.glob("checkpoint-*"), key=_number_in_name)
+        places += [run.parent, *checkpoints[-1:]]
+    return [place / TOKENIZER for place in places]
+
+
+def _number_in_name(path: Path) -> int:
+    match = re.search(r"\d+$", path.name)
+    return int(match[0]) if match else -1
+
+
+def _read(file: Path) -> Any:
+    """None where there is no such file, or one that is not a tokenizer."""
+    from tokenizers import Tokenizer
+
+    from assay.foreign.faults import translate_faults
+
+    try:
+        if not file.is_file() or file.stat().st_size > LARGEST:
+            return None
+        with translate_faults(str, TokenizerError):
+            return Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except (OSError, TokenizerError):
+        return None
