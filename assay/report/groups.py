@@ -146,6 +146,8 @@ class _Table:
         texts = self.batch.texts.get("completion")
         cut = [_short_piece(piece) for piece in pieces.of(ids, texts[row] if texts else None, self.ends)]
         found: dict[str, Any] = {"ids": _packed(ids, "<u4"), "pieces": cut}
+        if texts and not pieces.knows_texts and len(texts[row]) not in (length, length - 1):
+            found["text"] = shortened(texts[row])  # the pieces are ids alone
         found["masked"] = [place for place in range(length) if not self.mask_BT[row, place]]
         if self.clipped_BT is not None:
             found["clipped"] = np.flatnonzero(self.clipped_BT[row, :length]).tolist()

@@ -79,6 +79,11 @@ def open_path(path: Path) -> Opened:
     return Opened(path, evidence, Report.of(str(path), evidence, diagnosis), _config(path), _environment(path))
 
 
+def with_report(path: Path, report: Report) -> Opened:
+    """What the doctor has looked at already."""
+    return Opened(path, open_evidence(path), report, _config(path), _environment(path))
+
+
 def open_record(path: Path) -> Opened:
     """The same without the doctor's checks, which take most of the time."""
     evidence = open_evidence(path)

@@ -81,7 +81,7 @@ function completion(place) {
     if (channels.log_ratio) channels.ratio = channels.log_ratio.map(Math.exp);
     if (channels.logprob && channels.entropy) channels.surprise = channels.logprob.map((value, at) => value + channels.entropy[at]);
     decoded.set(place, {
-      ids, pieces: stored.pieces, channels, masked: new Set(stored.masked), clipped: stored.clipped ? new Set(stored.clipped) : null,
+      ids, pieces: stored.pieces, text: stored.text, channels, masked: new Set(stored.masked), clipped: stored.clipped ? new Set(stored.clipped) : null,
     });
   }
   return decoded.get(place);
@@ -388,7 +388,8 @@ function completionCard(source, row) {
   };
   text.addEventListener("pointerover", choose);
   text.addEventListener("click", choose);
-  return make("article", { class: `completion${chosen}`, "data-completion": row }, head, text);
+  const whole = stored.text ? make("div", { class: "text plain-text" }, stored.text) : null;
+  return make("article", { class: `completion${chosen}`, "data-completion": row }, head, whole, text);
 }
 
 function chooseToken(row, token) {

@@ -7,6 +7,8 @@ characters, and all else shows ids.
 
 from __future__ import annotations
 
+import glob
+import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 
 from assay.config import Config
 from assay.machine.user_error import UserError
+from assay.policy.made import cache_root
+from assay.policy.where import SMOLLM2
 from assay.report.markup import readable
 
 TOKENIZER = "tokenizer.json"
@@ -27,6 +31,10 @@ class TokenizerError(UserError, ValueError):
 class Pieces:
     def __init__(self, tokenizer: Any = None, source: str = "") -> None:
         self._tokenizer, self.source = tokenizer, source
+
+    @property
+    def knows_texts(self) -> bool:
+        return self._tokenizer is not None
 
     def of(self, ids: Sequence[int], text: str | None, ends: Collection[int] = ()) -> list[str]:
         """One piece per id. A token that ends in the middle of a character is empty; the next one shows it whole."""
@@ -62,7 +70,7 @@ def pieces_of(run: Path, config: Config | None, chosen: Path | None = None) -> P
     for file in _candidates(run, config):
         tokenizer = _read(file)
         if tokenizer is not None:
-            return Pieces(tokenizer, str(file))
+            return Pieces(tokenizer, f"{file.parent.name}/{file.name}")
     return Pieces()
 
 
@@ -70,11 +78,20 @@ def _candidates(run: Path, config: Config | None) -> list[Path]:
     """In a run of ours; beside the model it trained; in the output directory of another trainer and its checkpoints."""
     places = [run / name for name in ("final", "best", "seed")]
     if config is not None:
-        places.append(Path(config.model.path))
+        places += _of_model(config.model.path)
     if run.name == "assay":
-        checkpoints = sorted(run.parent.glob("checkpoint-*"), key=_number_in_name)
-        places += [run.parent, *checkpoints[-1:]]
+        places += [run.parent, *sorted(run.parent.glob("checkpoint-*"), key=_number_in_name)[-1:]]
     return [place / TOKENIZER for place in places]
+
+
+def _of_model(path: str) -> list[Path]:
+    """A directory; what was unpacked of a GGUF file; a snapshot in the cache of Hugging Face."""
+    file = SMOLLM2 if path == "smollm2" else path
+    if file.endswith(".gguf"):
+        return sorted(cache_root().glob(f"gguf-{glob.escape(Path(file).stem)}-*"))[-1:]
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub")
+    snapshots = hub.expanduser() / f"models--{glob.escape(path.replace('/', '--'))}" / "snapshots"
+    return [Path(path), Path(path) / "final", *sorted(snapshots.glob("*"))[-1:]]
 
 
 def _number_in_name(path: Path) -> int:

@@ -13,6 +13,7 @@ from assay.report.markup import Markup, element, join
 from assay.verdict import Fact, State
 
 MOST_EXAMPLES = 3
+_CAPITALS = {"kl": "KL", "eos": "EOS", "bos": "BOS", "ppo": "PPO", "lora": "LoRA"}
 # code or family of an illness -> the chart in which one sees it, by its key and its title
 SEEN_IN = {
     "MET01": ("entropy", "Entropy"), "MET02": ("kl", "KL"), "MET03": ("length", "Length and truncation"),
@@ -63,7 +64,11 @@ def headline(report: Report) -> tuple[str, str]:
 
 
 def _words(name: str) -> str:
-    text = name.replace("_", " ")
+    """
+    >>> _words("kl_sign"), _words("eos_untrained")
+    ('KL sign', 'EOS untrained')
+    """
+    text = " ".join(_CAPITALS.get(word, word) for word in name.split("_"))
     return text[:1].upper() + text[1:]
 
 
