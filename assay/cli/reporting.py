@@ -69,7 +69,7 @@ def _serve(run: Path, port: int, tokenizer: Path | None) -> None:
     from assay.report.live import LivePage, make_live_page, server_of
 
     page = LivePage(run, partial(make_live_page, tokenizer=tokenizer))
-    page.refresh()  # what cannot be read is said before anything is served
+    page.refresh()  # an input that cannot be read fails before anything is served
     with server_of(page, port) as server:
         typer.echo(f"http://127.0.0.1:{server.server_port}/")
         say("serving to this machine alone; Ctrl-C ends it")

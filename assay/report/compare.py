@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -220,7 +220,7 @@ def overlaid(runs: Sequence[Opened]) -> list[Chart]:
             if len(run.curves) and np.isfinite(run.curves.column(metric)).any()
         ]
         if series:
-            lines = [Series(one.name, one.steps, one.values, colour=one.colour) for one in series]
+            lines = [replace(line, low=None, high=None) for line in series]
             charts.append(Chart(metric, title, [Panel(lines)]))
     return charts
 

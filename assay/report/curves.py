@@ -17,6 +17,7 @@ from assay.report.series import Numbers, Stretches, rounded, rounded_all
 MOST_COMPONENTS = 4
 MOST_MARKS = 40  # of one kind
 WIDE = 50.0  # largest over smallest: beyond it an axis is logarithmic
+LOGARITHMIC = ("kl", "mismatch", "gradient")
 _EVENTS = {
     "checkpoint": ("checkpoint", "checkpoint"),
     "resume": ("resume", "resumed"),
@@ -81,7 +82,7 @@ class _Lines:
         known = shown or list(metrics[:1])
         series = [self.line(metric, (names or {}).get(metric, "")) for metric in known]
         meaning = " ".join(METRICS[metric] for metric in known if metric in METRICS)
-        return Chart(key, title, [Panel(series, floor=floor, is_log=_is_wide(series))], meaning)
+        return Chart(key, title, [Panel(series, floor=floor, is_log=key in LOGARITHMIC and _is_wide(series))], meaning)
 
 
 def thinned(values_N: Numbers, pieces: Stretches, name: str, colour: int | None = None) -> Series:
@@ -136,7 +137,7 @@ def _plus(value: float | None, error: float | None, sign: int) -> float | None:
 
 def _groups(lines: _Lines, sampled: Sequence[SampledStep]) -> Chart:
     meaning = "Shares of the groups of a step. Only groups with different rewards have advantages to learn from."
-    if sampled:
+    if len(sampled) > 1:
         steps = [step.step for step in sampled]
         shares = {
             "mixed": [1 - (step.all_best + step.all_equal) / max(step.groups, 1) for step in sampled],

@@ -1,7 +1,7 @@
 """Batches --> what the page shows of single completions: groups, cells, texts, and numbers of every token.
 
 A page must fit in a mail: the numbers of every completion travel, texts and tokens only of whole groups as long as
-there is room, those that a finding names first. What was left out is said.
+there is room, those that a finding names first. What was left out is named.
 
 Shape legend: B completions, T completion tokens.
 """
@@ -19,6 +19,7 @@ from assay.doctor.diagnosis import Diagnosis
 from assay.doctor.evidence import Batch
 from assay.record.batch import Array
 from assay.report.markup import readable
+from assay.report.opened import is_examined
 from assay.report.pieces import Pieces
 from assay.report.sampled_steps import clipped_sides, is_clipped_by_token
 from assay.report.series import rounded
@@ -57,7 +58,7 @@ class Stored:
 
 @dataclass
 class _Room:
-    tokens: int = MOST_TOKENS
+    tokens: int
     completions: int = MOST_COMPLETIONS
     prompts: dict[str, int] = field(default_factory=dict)
     stored: list[dict[str, Any]] = field(default_factory=list)
@@ -66,7 +67,9 @@ class _Room:
         return self.prompts.setdefault(shortened(text), len(self.prompts))
 
 
-def stored_completions(batches: Sequence[Batch], diagnosis: Diagnosis, pieces: Pieces) -> Stored:
+def stored_completions(
+    batches: Sequence[Batch], diagnosis: Diagnosis, pieces: Pieces, *, tokens: int = MOST_TOKENS
+) -> Stored:
     usable = [batch for batch in batches if "tokens" in batch.arrays and len(batch.arrays["tokens"])]
     cells = 0
     shown: list[Batch] = []
@@ -74,7 +77,7 @@ def stored_completions(batches: Sequence[Batch], diagnosis: Diagnosis, pieces: P
         cells += len(batch.arrays["tokens"])
         if cells <= MOST_CELLS or not shown:
             shown.append(batch)
-    room = _Room()
+    room = _Room(tokens)
     tables = [_Table(batch, _named_rows(diagnosis, batch)) for batch in shown]
     for place, group in _in_turn([table.by_interest for table in tables]):
         tables[place].store(group, room, pieces)
@@ -160,7 +163,6 @@ class _Table:
 
     def as_source(self, room: _Room, pieces: Pieces) -> dict[str, Any]:
         batch, update = self.batch, self.batch.numbers.get("update")
-        is_examined = batch.source.endswith(".safetensors")
         ids = batch.texts.get("prompt_id")
         groups = [
             {
@@ -174,7 +176,7 @@ class _Table:
             "name": readable(batch.source),
             "step": batch.step,
             "update": None if update is None else int(update) + 1,
-            "examined": is_examined,
+            "examined": is_examined(batch),
             "groups": groups,
             "length": self.lengths_B.tolist(),
             "reward": _numbers(self.rewards_B),

@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.config import Config, ConfigError, to_mapping
 from assay.doctor.diagnosis import diagnose
-from assay.doctor.evidence import Curves, Evidence
+from assay.doctor.evidence import Batch, Curves, Evidence
 from assay.doctor.evidence.open import open_evidence
 from assay.doctor.prove_edits import with_edits
 from assay.doctor.report import Report
@@ -40,7 +40,8 @@ class Opened:
 
     @property
     def curves(self) -> Curves:
-        return self.evidence.curves or Curves(())
+        found = self.evidence.curves  # one without steps is false, and still has events
+        return Curves(()) if found is None else found
 
     @property
     def rows(self) -> Sequence[Mapping[str, Any]]:
@@ -70,6 +71,11 @@ class Opened:
         kinds = [event.get("kind") for event in self.curves.events]
         ends = [kind for kind in kinds if kind in ("start", "resume", "finished", "failed", "stopped")]
         return not ends or ends[-1] in ("finished", "failed", "stopped")
+
+
+def is_examined(batch: Batch) -> bool:
+    """Whether it is one update as the trainer saw it, and not the recorded rollouts of a step."""
+    return not batch.source.endswith("of the recorded rollouts")
 
 
 def open_path(path: Path) -> Opened:

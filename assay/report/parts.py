@@ -14,7 +14,7 @@ from assay.machine.terminal import human_seconds, plural, share
 from assay.report.chart import LOOKS, Chart, Mark, Panel, Series, draw, finite, label
 from assay.report.curves import stages_of, time_chart
 from assay.report.markup import Markup, element, join
-from assay.report.opened import Opened
+from assay.report.opened import Opened, is_examined
 from assay.report.sampled_steps import SampledStep
 from assay.report.series import rounded_all
 
@@ -223,7 +223,7 @@ _PARTS = (  # of log new / sampler, by what was computed twice
 
 def ratio_section(batches: Sequence[Batch]) -> Markup:
     """What examinations measured of the reasons why two log-probs of one token differ."""
-    examined = [batch for batch in batches if batch.source.endswith(".safetensors") or len(batches) == 1]
+    examined = [batch for batch in batches if is_examined(batch)]
     rows = []
     for name, other, words, why in _PARTS:
         gaps = [gap for batch in examined if (gap := _gap(batch, name, other)) is not None and len(gap)]
