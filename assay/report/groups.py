@@ -95,6 +95,8 @@ class _Table:
         mask_BT = batch.get("mask")
         self.mask_BT = np.ones((count, width), bool) if mask_BT is None else mask_BT
         self.lengths_B = _lengths(batch, self.mask_BT)
+        # tokens behind the end that are in the loss, as they never should be, are shown too
+        self.shown_B = np.maximum(self.lengths_B, _ends(self.mask_BT))
         self.channels = _channels(batch)
         self.clipped_BT = _clipped(batch, self.channels.get("log_ratio"))
         self.rewards_B = batch.get("rewards")
@@ -131,10 +133,10 @@ class _Table:
 
     def store(self, rows: list[int], room: _Room, pieces: Pieces) -> None:
         """The whole group, or the named rows of it if it does not fit."""
-        needed = int(self.lengths_B[rows].sum())
+        needed = int(self.shown_B[rows].sum())
         if needed > room.tokens or len(rows) > room.completions:
             rows = [row for row in rows if row in self.named]
-            needed = int(self.lengths_B[rows].sum())
+            needed = int(self.shown_B[rows].sum())
         if not rows or needed > room.tokens or len(rows) > room.completions:
             return
         room.tokens -= needed
@@ -144,20 +146,21 @@ class _Table:
             room.stored.append(self._completion(row, pieces))
 
     def _completion(self, row: int, pieces: Pieces) -> dict[str, Any]:
-        length = int(self.lengths_B[row])
+        sampled, length = int(self.lengths_B[row]), int(self.shown_B[row])
         ids = self.tokens_BT[row, :length].tolist()
         texts = self.batch.texts.get("completion")
-        cut = [_short_piece(piece) for piece in pieces.of(ids, texts[row] if texts else None, self.ends)]
-        found: dict[str, Any] = {"ids": _packed(ids, "<u4"), "pieces": cut}
-        if texts and not pieces.knows_texts and len(texts[row]) not in (length, length - 1):
-            found["text"] = shortened(texts[row])  # the pieces are ids alone
+        text = texts[row] if texts else None
+        cut = [*pieces.of(ids[:sampled], text, self.ends), *pieces.of(ids[sampled:], None, self.ends)]
+        found: dict[str, Any] = {"ids": _packed(ids, "<u4"), "pieces": list(map(_short_piece, cut))}
+        if text and not pieces.knows_texts and len(text) not in (sampled, sampled - 1):
+            found["text"] = shortened(text)  # the pieces are ids alone
         found["masked"] = [place for place in range(length) if not self.mask_BT[row, place]]
         if self.clipped_BT is not None:
             found["clipped"] = np.flatnonzero(self.clipped_BT[row, :length]).tolist()
         found["channels"] = {
             name: _packed(array_BT[row, :length], "<f2")
             for name, array_BT in self.channels.items()
-            if np.isfinite(array_BT[row, :length]).any()
+            if np.isfinite(array_BT).any()
         }
         return found
 
@@ -260,8 +263,13 @@ def _lengths(batch: Batch, mask_BT: Array) -> Array:
     lengths_B = batch.get("lengths")
     if lengths_B is not None:
         return np.asarray(np.clip(lengths_B, 0, width))
-    ends_B = width - np.argmax(mask_BT[:, ::-1], axis=1)
-    return np.asarray(np.where(mask_BT.any(axis=1), ends_B, width))
+    return np.asarray(np.where(mask_BT.any(axis=1), _ends(mask_BT), width))
+
+
+def _ends(mask_BT: Array) -> Array:
+    """The place behind the last loss token of each row; 0 of a row without any."""
+    ends_B = mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1)
+    return np.asarray(np.where(mask_BT.any(axis=1), ends_B, 0))
 
 
 def _row_advantages(batch: Batch, mask_BT: Array) -> Array | None:

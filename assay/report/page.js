@@ -39,7 +39,8 @@ const find = (selector, root) => (root || document).querySelector(selector);
 const findAll = (selector, root) => [...(root || document).querySelectorAll(selector)];
 
 function shown(value) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "\u2013";
+  if (value === null || value === undefined) return "\u2013";
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "not a number" : String(value);
   const size = Math.abs(value);
   if (size >= 1e5 || (size > 0 && size < 1e-3)) return value.toExponential(2).replace("e+", "e");
   return String(Number(value.toPrecision(4)));
@@ -342,15 +343,15 @@ function showGroup() {
   }, CHANNEL_NAMES[name]));
   const absent = Object.keys(CHANNEL_NAMES).filter((name) => !present.includes(name)).map((name) => CHANNEL_NAMES[name]);
   const bar = make("div", { class: "controls", id: "channels", role: "group", "aria-label": "Channel" }, ...picks,
-    state.channel ? legendOf(CHANNEL_NAMES[state.channel], scaleOf(state.channel)) : null,
-    make("span", { class: "quiet small" }, "underlined: clipped; hatched: not in the loss"),
-    make("button", { type: "button", id: "close-group", onclick: closeGroup }, "Close"));
-  const title = group.id || `group ${state.group + 1}`;
-  place.append(make("h3", {}, title));
+    state.channel ? legendOf(CHANNEL_NAMES[state.channel], scaleOf(state.channel)) : null);
+  const title = make("h3", {}, group.id || `group ${state.group + 1}`);
+  place.append(make("div", { class: "group-head" }, title, make("button", { type: "button", id: "close-group", onclick: closeGroup }, "Close")));
   if (group.prompt >= 0) place.append(make("div", { class: "text prompt-text" }, data.prompts[group.prompt]));
   place.append(bar);
-  if (state.channel) place.append(make("p", { class: "quiet small" }, `${CHANNEL_NAMES[state.channel]}: ${data.channels[state.channel]}.`));
-  if (absent.length) place.append(make("p", { class: "quiet small" }, `Not recorded here: ${absent.join(", ")}.`));
+  const meaning = state.channel ? `${CHANNEL_NAMES[state.channel]}: ${data.channels[state.channel]}. ` : "";
+  const lacking = absent.length ? ` Not recorded here: ${absent.join(", ")}.` : "";
+  const signs = "Underlined: clipped. Hatched: not in the loss. Dashed: behind the end.";
+  place.append(make("p", { class: "quiet small" }, `${meaning}${signs}${lacking}`));
   const ordered = [...group.rows].sort((one, other) => worth(source, other) - worth(source, one));
   place.append(make("div", { class: "side" }, ...ordered.map((row) => completionCard(source, row))));
   place.append(make("div", { class: "detail", id: "detail", "aria-live": "polite" }, detailOf(source)));
@@ -376,6 +377,8 @@ function completionCard(source, row) {
     const classes = ["token"];
     if (stored.masked.has(at)) classes.push("masked");
     if (stored.clipped && stored.clipped.has(at)) classes.push("clipped");
+    if (at >= source.length[row]) classes.push("beyond");
+    if (values && !stored.masked.has(at) && !Number.isFinite(values[at])) classes.push("broken");
     if (!piece) classes.push("empty");
     if (row === state.row && at === state.token) classes.push("chosen");
     const node = make("span", { class: classes.join(" "), "data-token": at, role: "option" }, piece.replaceAll("\n", "\u21b5\n").replaceAll("\t", "\u21e5\t"));
@@ -421,6 +424,7 @@ function detailOf(source) {
   const facts = [["token", JSON.stringify(stored.pieces[state.token]).slice(1, -1) || "(continues in the next)"], ["id", String(stored.ids[state.token])], ["place", String(state.token)]];
   for (const name of Object.keys(CHANNEL_NAMES)) if (stored.channels[name]) facts.push([CHANNEL_NAMES[name], shown(stored.channels[name][state.token])]);
   if (stored.clipped && stored.clipped.has(state.token)) facts.push(["clipped", "yes"]);
+  if (state.token >= source.length[state.row]) facts.push(["behind the end of the completion", "yes"]);
   if (stored.masked.has(state.token)) facts.push(["in the loss", "no"]);
   return make("dl", {}, ...facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
 }

@@ -102,6 +102,18 @@ def test_what_the_trainer_counted_as_clipped_goes_before_what_is_computed():
     assert completion(found, 0)["clipped"] == [0]
 
 
+def test_tokens_behind_the_end_that_are_in_the_loss_are_shown():
+    found = stored(batch(mask=[[1, 1, 1]] * 4))
+    assert found.sources[0]["length"] == [3, 3, 3, 2]
+    assert len(completion(found, 3)["pieces"]) == 3
+
+
+def test_what_is_not_a_number_travels_as_that():
+    new = [[-1.0, np.nan, -1.0], *[[-1.0] * 3] * 3]
+    channels = completion(stored(batch(new_logprobs=new)), 0)["channels"]
+    assert np.isnan(halves(channels["logprob"])).tolist() == [False, True, False]
+
+
 def test_ids_travel_whole():
     ids = np.frombuffer(base64.b64decode(completion(stored(batch()), 2)["ids"]), "<u4")
     assert ids.tolist() == [8, 9, 1]
