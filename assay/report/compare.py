@@ -192,7 +192,7 @@ def compare_page(runs: Sequence[Opened]) -> str:
     charts = overlaid(runs)
     ends = drawing.domain_of(series for chart in charts for _, series in chart.series)
     parts = [
-        section("verdict", "The runs", _verdicts(runs), table(scores_table(runs), SCORE_HEADS)),
+        section("verdict", "The runs", _verdicts(runs), table(_typeset(scores_table(runs)), SCORE_HEADS)),
         section("equal", "First difference", element("ul", [element("li", line) for line in equality_lines(runs)])),
         section("curves", "Curves", element("p", element("output", "", id="cursor-step"), class_="readout"),
                 element("div", [chart_card(chart, ends) for chart in charts], class_="grid")),
@@ -208,6 +208,10 @@ def compare_page(runs: Sequence[Opened]) -> str:
     return document(
         f"{title}: compared by Assay", join(header, navigation(names), element("main", parts, id="main")), data
     )
+
+
+def _typeset(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [[cell.replace("+-", "\u00b1") for cell in row] for row in rows]
 
 
 def overlaid(runs: Sequence[Opened]) -> list[Chart]:

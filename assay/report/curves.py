@@ -86,6 +86,12 @@ class _Lines:
 
 
 def thinned(values_N: Numbers, pieces: Stretches, name: str, colour: int | None = None) -> Series:
+    """A metric that is recorded at every other step, or less often, is a line through what there is; a number that is
+    missing among others is a gap."""
+    known_N = np.isfinite(values_N)
+    if known_N.any() and not (known_N[1:] & known_N[:-1]).any():
+        steps_N = np.array(pieces.rows, dtype=np.float64)[known_N]
+        pieces, values_N = Stretches.of(steps_N), values_N[known_N]
     means = pieces.means(values_N)
     if pieces.longest == 1:
         return Series(name, pieces.steps, means, colour=colour)
@@ -100,10 +106,9 @@ def _is_wide(series: Sequence[Series]) -> bool:
 def _reward(lines: _Lines) -> Chart:
     mean_N, spread_N = lines.curves.column("reward_mean"), lines.curves.column("reward_std")
     pieces, mean = lines.pieces, lines.line("reward_mean", "mean, with its standard deviation")
-    if np.isfinite(spread_N).any():
-        mean = Series(
-            mean.name, mean.steps, mean.values, pieces.means(mean_N - spread_N), pieces.means(mean_N + spread_N)
-        )
+    low, high = (thinned(mean_N + sign * spread_N, pieces, "") for sign in (-1, 1))
+    if low.steps == mean.steps and finite(low.values):
+        mean = Series(mean.name, mean.steps, mean.values, low.values, high.values)
     names = list(dict.fromkeys(name for row in lines.curves.rows for name in component_means(row)))
     parts = [lines.line(f"reward_{name}_mean", name) for name in names[:MOST_COMPONENTS]]
     left_out = len(names) - len(parts)
@@ -190,20 +195,20 @@ def time_chart(curves: Curves) -> Chart:
         Series(
             stage,
             pieces.steps,
-            pieces.means(np.array([_nan(row.get(f"seconds_{stage}")) for row in curves.timings])),
+            pieces.means(np.array([_nan(row.get(column)) for row in curves.timings])),
             look="area",
         )
-        for stage in stages_of(curves)
+        for stage, column in stages_of(curves).items()
     ]
     return Chart(
         "time", "Seconds per step", [Panel(series or [Series("seconds", [], [])], floor=0.0)], "Stages, stacked."
     )
 
 
-def stages_of(curves: Curves) -> list[str]:
-    """The stages in the order in which they happen."""
+def stages_of(curves: Curves) -> dict[str, str]:
+    """The stages in the order in which they happen, with their columns; the whole step where no stages are recorded."""
     names = dict.fromkeys(name for row in curves.timings for name in row if name.startswith("seconds_"))
-    return [name.removeprefix("seconds_") for name in names]
+    return {name.removeprefix("seconds_"): name for name in names} or {"step": "seconds"}
 
 
 def marks_of(run: Opened) -> list[Mark]:

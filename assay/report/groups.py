@@ -25,7 +25,7 @@ from assay.report.sampled_steps import clipped_sides, is_clipped_by_token
 from assay.report.series import rounded
 
 MOST_TOKENS = 64 * 512  # of all completions whose tokens travel
-MOST_COMPLETIONS = 192
+MOST_COMPLETIONS = 512
 LONGEST_TEXT = 4_000  # characters of a prompt, or of a completion without tokens; the middle of a longer one is cut
 LONGEST_PIECE = 200  # characters of one token
 MOST_CELLS = 6_000  # completions that are shown as cells

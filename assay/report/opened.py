@@ -11,7 +11,7 @@ from typing import Any
 from assay.config import Config, ConfigError, to_mapping
 from assay.doctor.diagnosis import diagnose
 from assay.doctor.evidence import Batch, Curves, Evidence
-from assay.doctor.evidence.open import open_evidence
+from assay.doctor.evidence.open import ATTACHED, open_evidence
 from assay.doctor.prove_edits import with_edits
 from assay.doctor.report import Report
 from assay.machine.durable import read_file
@@ -33,7 +33,8 @@ class Opened:
     @property
     def name(self) -> str:
         """As its user calls it: the config's name, or the name of the file or directory."""
-        own = self.path.resolve().name
+        place = self.path.resolve()
+        own = place.parent.name if place.name == ATTACHED else place.name
         if self.config is None or self.config.run.name == own:
             return own
         return f"{own} ({self.config.run.name})" if own else self.config.run.name

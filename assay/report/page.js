@@ -12,7 +12,7 @@ const SORTS = {
   length: ["longest", (row) => -row.length], clipped: ["most clipped", (row) => -row.clipped],
   peak: ["largest |log-ratio|", (row) => -row.peak], order: ["as recorded", (row) => row.index],
 };
-const FEW_ROWS = 24;
+const FEW_ROWS = 12;
 const KEYS = [
   ["left, right", "move the cursor over the curves, or through cells and tokens"], ["j, k", "next and previous group"],
   ["c", "next channel"], ["m", "token with the largest |log-ratio|"], ["Esc", "close the group"], ["?", "these keys"],
@@ -537,11 +537,10 @@ async function follow() {
   setTimeout(follow, 2000);
 }
 
-/* Those that a finding names, else the last examined update. */
+/* Those that a finding names, else those of the last step. */
 function firstSource() {
   const named = data.sources.findIndex((source) => source.named.length > 0);
-  const examined = data.sources.map((source) => source.examined).lastIndexOf(true);
-  return Math.max(named >= 0 ? named : examined, 0);
+  return named >= 0 ? named : Math.max(data.sources.length - 1, 0);
 }
 
 function read(name) {

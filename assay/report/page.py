@@ -11,13 +11,14 @@ import base64
 import hashlib
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from assay import __version__
-from assay.machine.terminal import human_count, human_seconds, plural
+from assay.machine.terminal import human_count, human_seconds, number, plural
 from assay.report import chart as drawing
-from assay.report.chart import Chart
-from assay.report.curves import charts_of, domain, marks_of, stages_of, time_chart
+from assay.report.chart import Chart, finite
+from assay.report.curves import charts_of, domain, marks_of, time_chart
 from assay.report.groups import CHANNELS, DERIVED, Stored, stored_completions
 from assay.report.markup import Markup, element, join, script_json
 from assay.report.opened import Opened
@@ -36,6 +37,7 @@ from assay.report.sampled_steps import best_reward, sampled_steps
 from assay.report.series import Stretches
 from assay.report.verdict import headline, verdict_section
 
+FEW = 5  # steps whose mean reward stands for an end of the run
 NO_TOKENIZER = "No tokenizer was found beside the record: tokens are cut by characters, or shown as ids."
 NAVIGATION = {
     "verdict": "Verdict",
@@ -65,7 +67,7 @@ def page_of(run: Opened, *, against: Opened | None = None, tokenizer: Path | Non
         lengths_section(sampled),
         setup_section(run, against),
     ]
-    timed = [_alone(time_chart(run.curves))] if stages_of(run.curves) else []
+    timed = [_alone(time_chart(run.curves))] if run.curves.timings else []
     data = {
         "charts": [drawing.points(chart, ends) for chart in charts] + timed,
         "sources": stored.sources,
@@ -170,9 +172,26 @@ def facts_of(run: Opened) -> dict[str, str]:
     tokens = sum(int(row.get("tokens_generated") or 0) for row in run.rows)
     if tokens:
         facts["tokens"] = human_count(tokens)
+    facts |= _ends_of(run)
     version = (run.environment or {}).get("packages", {})
     if isinstance(version, dict) and version.get("assay"):
         facts["Assay"] = str(version["assay"])
+    return facts
+
+
+def _ends_of(run: Opened) -> dict[str, str]:
+    """Where the reward and the held-out score began, and where they are."""
+    facts = {}
+    rewards = finite([row.get("reward_mean") for row in run.rows])
+    if rewards:
+        few = min(FEW, len(rewards))
+        facts["reward"] = f"{number(fmean(rewards[:few]))} \u2192 {number(fmean(rewards[-few:]))}"
+    scores = [row for row in run.curves.evaluations if row.get("reward_sampled") is not None]
+    if scores:
+        error = scores[-1].get("reward_sampled_std_error")
+        last = number(scores[-1]["reward_sampled"]) + (f" \u00b1 {number(error)}" if error is not None else "")
+        first = f"{number(scores[0]['reward_sampled'])} \u2192 " if len(scores) > 1 else ""
+        facts["held-out"] = first + last
     return facts
 
 

@@ -116,7 +116,7 @@ def _mark_key(kind: str, words: str) -> Markup:
 def time_section(curves: Curves) -> Markup:
     if not curves.timings:
         return section("time", "Where the seconds went", empty("The record holds no timings."))
-    totals = {stage: _sum(curves.timings, f"seconds_{stage}") for stage in stages_of(curves)}
+    totals = {stage: _sum(curves.timings, column) for stage, column in stages_of(curves).items()}
     whole = sum(totals.values()) or 1.0
     rows = [
         (stage, human_seconds(seconds), share(seconds / whole), bar(seconds / whole, place))
@@ -217,7 +217,7 @@ _PARTS = (  # of log new / sampler, by what was computed twice
     ("scored_padded", "scored_again", "with padding added", "padding must not matter"),
     ("scored_permuted", "scored_again", "rows in another order", "the order must not matter"),
     ("scored_alone", "scored_again", "each row alone", "batch-mates must not matter"),
-    ("plain_logprobs", "old_logprobs", "plain scoring against old", "one row at a time, eval mode, float32"),
+    ("plain_logprobs", "new_logprobs", "plain scoring", "one row at a time, eval mode, float32"),
 )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.config import Config
+from assay.doctor.evidence.open import ATTACHED
 from assay.machine.user_error import UserError
 from assay.policy.made import cache_root
 from assay.policy.where import SMOLLM2
@@ -66,7 +67,7 @@ def pieces_of(run: Path, config: Config | None, chosen: Path | None = None) -> P
         tokenizer = _read(file)
         if tokenizer is None:
             raise TokenizerError(f"{file} is not a tokenizer.json that can be read; name the one of the trained model")
-        return Pieces(tokenizer, str(file))
+        return Pieces(tokenizer, f"{file.resolve().parent.name}/{file.name}")
     for file in _candidates(run, config):
         tokenizer = _read(file)
         if tokenizer is not None:
@@ -79,7 +80,7 @@ def _candidates(run: Path, config: Config | None) -> list[Path]:
     places = [run / name for name in ("final", "best", "seed")]
     if config is not None:
         places += _of_model(config.model.path)
-    if run.name == "assay":
+    if run.name == ATTACHED:
         places += [run.parent, *sorted(run.parent.glob("checkpoint-*"), key=_number_in_name)[-1:]]
     return [place / TOKENIZER for place in places]
 

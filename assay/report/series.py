@@ -20,12 +20,13 @@ class Stretches:
 
     steps: list[float]  # the last step of each
     bounds: list[int]  # len(steps) + 1 places in the rows
+    rows: Sequence[float] = ()  # the step of every row
 
     @classmethod
     def of(cls, steps_N: Numbers, most: int = MOST_POINTS) -> Stretches:
         count = len(steps_N)
         places = np.unique(np.linspace(0, count, min(most, count) + 1).round().astype(int)).tolist()
-        return cls([_plain(steps_N[end - 1]) for end in places[1:]], places)
+        return cls([_plain(steps_N[end - 1]) for end in places[1:]], places, steps_N.tolist())
 
     @property
     def longest(self) -> int:

@@ -26,16 +26,21 @@ SEEN_IN = {
 
 
 def verdict_section(report: Report, *, has_curves: bool = False) -> Markup:
-    inner = verdict(report, has_curves)
+    """Below a page's own headline."""
+    inner = join(element("h2", "Verdict", id="verdict-title"), _body(report, has_curves))
     return element("section", inner, id="verdict", class_="block", aria_labelledby="verdict-title")
 
 
-def verdict(report: Report, has_curves: bool = False) -> Markup:
+def verdict(report: Report) -> Markup:
+    """With a headline of its own."""
+    return join(_headline(*headline(report)), _body(report, has_curves=False))
+
+
+def _body(report: Report, has_curves: bool) -> Markup:
     if report.failure:
-        return join(_headline("unread", "Nothing could be read"), element("p", report.failure))
+        return element("p", report.failure)
     found = report.roots
     return join(
-        _headline(*headline(report)),
         element("p", f"Looked at: {report.looked_at}. {report.counts}.", class_="quiet"),
         _notes(report),
         [_finding(report, word, has_curves) for word in found],
@@ -73,7 +78,7 @@ def _words(name: str) -> str:
 
 
 def _headline(grave: str, sentence: str) -> Markup:
-    return element("h2", element("span", sentence), id="verdict-title", class_=f"headline {grave}")
+    return element("h2", element("span", sentence), class_=f"headline {grave}")
 
 
 def _notes(report: Report) -> Markup | None:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import re
 
 import numpy as np
@@ -163,6 +164,28 @@ def test_a_log_of_another_trainer_has_curves_and_says_what_it_lacks(tmp_path):
     assert parsed(page).data["charts"][0]["series"][0]["values"][:2] == [0.1, 0.2]
     assert sentence_in(page, "No tokens are recorded")
     assert sentence_in(page, "The record holds no timings")
+
+
+def test_a_log_with_numbers_at_every_other_step_is_drawn_as_lines(tmp_path):
+    rows = [
+        {"step": step, "loss": 0.1, **({"reward": 0.5, "reward_std": 0.1} if step % 2 else {})} for step in range(1, 9)
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    reward = parsed(page_of(open_path(tmp_path / "log.jsonl"))).data["charts"][0]
+    assert reward["series"][0] == {
+        "name": "mean, with its standard deviation",
+        "steps": [1, 3, 5, 7],
+        "values": [0.5] * 4,
+    }
+
+
+def test_seconds_without_stages_are_those_of_the_step(tmp_path):
+    run = small_run(tmp_path / "run")
+    (run / "checksums.jsonl").unlink(missing_ok=True)
+    (run / "timings.jsonl").write_text("".join(f'{{"step": {step}, "seconds": 2.0}}\n' for step in (1, 2, 3)))
+    page = page_of(open_path(run))
+    assert sentence_in(page, "6.00 s in 3 steps")
+    assert parsed(page).data["charts"][-1]["series"] == [{"name": "step", "steps": [1, 2, 3], "values": [2.0] * 3}]
 
 
 def full_batch(rows=64, tokens=512):

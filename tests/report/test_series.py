@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from assay.report.curves import thinned
 from assay.report.series import MOST_POINTS, Stretches
 
 
@@ -35,3 +36,11 @@ def test_no_steps_are_no_stretches():
     pieces = Stretches.of(np.array([]))
     assert pieces.steps == []
     assert pieces.means(np.array([])) == []
+
+
+def test_a_metric_of_every_other_step_is_a_line_and_a_missing_number_is_a_gap():
+    pieces = Stretches.of(np.arange(1.0, 7.0))
+    sparse = thinned(np.array([1.0, np.nan, 2.0, np.nan, 3.0, np.nan]), pieces, "sparse")
+    assert (sparse.steps, sparse.values) == ([1, 3, 5], [1.0, 2.0, 3.0])
+    gap = thinned(np.array([1.0, 2.0, np.nan, 4.0, 5.0, 6.0]), pieces, "gap")
+    assert gap.values == [1.0, 2.0, None, 4.0, 5.0, 6.0]
