@@ -11,18 +11,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.report.markup import Markup, element
+from assay.report.markup import Markup, element, join
 
 WIDTH, HEIGHT = 360, 176
 LEFT, RIGHT, TOP, BOTTOM = 46, 352, 8, 152  # of the drawing inside the axes
 GAP = 10  # between two panels
+HEAD = 36  # of a file, above the drawing: its title and legend
 LOOKS = 8  # colours, after which they begin again
 # told apart without colour too: by the dashes that the style gives them
 COLOURS = ("#0b6e8f", "#c2570c", "#6d5aa8", "#5b6b2f", "#8a4b6b", "#3d3d3d", "#9a7b00", "#4f7fb0")
 DASHES = ("none", "6 3", "2 3", "8 3 2 3", "1 2", "10 4", "4 2 1 2", "3 5")
 STYLE = (
     "text{font:10px system-ui,sans-serif;fill:#555}.axis,.grid{stroke:#ccc;fill:none}.grid{stroke-dasharray:1 3}"
-    ".line{fill:none;stroke-width:1.6}.band{stroke:none;opacity:.18}.area{stroke:none;opacity:.75}.cursor{display:none}"
+    ".line{fill:none;stroke-width:1.6}.thin{stroke-width:.7;opacity:.45}.band{stroke:none;opacity:.18}.area{stroke:none;opacity:.75}.cursor{display:none}"
     ".mark{stroke:#999;stroke-dasharray:2 3}.mark.finding,.mark.skipped{stroke:#b3261e}"
     + "".join(
         f".line.s{index},.bar.s{index}{{stroke:{colour};stroke-dasharray:{dash}}}"
@@ -41,7 +42,7 @@ class Series:
     values: Values
     low: Values | None = None  # a band, or the ends of error bars
     high: Values | None = None
-    look: str = "line"  # line, dots (with error bars), area (stacked on those before it), scatter
+    look: str = "line"  # line, thin, dots (with error bars), area (stacked on those before it), scatter
     colour: int | None = None  # by default its place in the chart
     sizes: Sequence[float] | None = None  # of dots, 1 for the largest
 
@@ -175,15 +176,38 @@ def points(chart: Chart, ends: tuple[float, float]) -> dict[str, Any]:
 
 def standalone(chart: Chart, domain: tuple[float, float] | None = None, marks: Sequence[Mark] = ()) -> str:
     """An SVG file, with its title, its legend and colours of its own."""
-    inner = draw(chart, domain, marks).partition(">")[2].removesuffix("</svg>")
+    body, width = _with_legend(chart, domain, marks)
+    return _file(body, width, HEIGHT + HEAD)
+
+
+def side_by_side(title: str, charts: Sequence[Chart]) -> str:
+    """An SVG file of several charts in a row, below a common title."""
+    parts = [element("text", title, x=LEFT, y=-HEAD - 8, style="font-size:13px;fill:#222")]
+    left = 0
+    for chart in charts:
+        body, width = _with_legend(chart)
+        parts.append(element("g", body, transform=f"translate({left} 0)"))
+        left += width
+    return _file(join(parts), left, HEIGHT + HEAD + 24)
+
+
+def _with_legend(
+    chart: Chart, domain: tuple[float, float] | None = None, marks: Sequence[Mark] = ()
+) -> tuple[Markup, int]:
+    """The inside of an SVG, and how wide it is."""
+    inner = Markup(draw(chart, domain, marks).partition(">")[2].removesuffix("</svg>"))
     keys, x = [], float(LEFT)
     for colour, series in chart.series:
-        keys.append(_key(series.name, colour, x))
-        x += 26 + 5.6 * len(series.name)
+        if series.name:
+            keys.append(_key(series.name, colour, x))
+            x += 26 + 5.6 * len(series.name)
     title = element("text", chart.title, x=LEFT, y=-20, style="font-size:12px;fill:#222")
-    box = f"0 -36 {max(WIDTH, math.ceil(x))} {HEIGHT + 36}"
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" width="720">'
-    return f"{opening}<style>{STYLE}</style>{title}{''.join(keys)}{inner}</svg>\n"
+    return join(title, keys, inner), max(WIDTH, math.ceil(x))
+
+
+def _file(body: Markup, width: int, height: int) -> str:
+    size = f'viewBox="0 {HEIGHT - height} {width} {height}" width="{2 * width}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style>{body}</svg>\n'
 
 
 def _key(name: str, colour: int, x: float) -> Markup:
@@ -263,7 +287,8 @@ def _drawn(series: Series, colour: int, across: _Scale, upright: _Scale) -> list
         path = _band_path(series, across, upright)
         parts.append(element("path", class_=f"{'area' if series.look == 'area' else 'band'} {style}", d=path))
     if series.look != "area":
-        parts.append(element("path", class_=f"line {style}", d=_line_path(series, across, upright)))
+        thin = "thin " if series.look == "thin" else ""
+        parts.append(element("path", class_=f"line {thin}{style}", d=_line_path(series, across, upright)))
     return [part for part in parts if 'd=""' not in part]
 
 
@@ -335,7 +360,7 @@ def _step_axis(across: _Scale, name: str) -> list[Markup]:
     for tick in ticks:
         x = _place(across.at(tick))
         parts.append(element("line", class_="axis", x1=x, x2=x, y1=BOTTOM, y2=BOTTOM + 3))
-        if across.at(tick) < RIGHT - 30:
+        if across.at(tick) < RIGHT - 10 - 5 * len(name):
             parts.append(element("text", label(tick), x=x, y=BOTTOM + 14, text_anchor="middle"))
     return [*parts, element("text", name, x=RIGHT, y=BOTTOM + 14, text_anchor="end", class_="unit")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,7 @@ def charts_of(run: Opened, sampled: Sequence[SampledStep]) -> list[Chart]:
             {"mismatch_mean": "mean |old - sampler|", "mismatch_max": "largest"},
         ),
         _clip(lines, sampled),
-        lines.chart(
-            "gradient",
-            "Gradient norm",
-            ["gradient_norm", "gradient_norm_max"],
-            {"gradient_norm": "mean", "gradient_norm_max": "largest"},
-        ),
+        _gradient(lines),
         _lengths(lines),
         lines.chart("loss", "Loss", ["loss", "kl_loss"]),
         lines.chart("rate", "Learning rate", ["learning_rate"], floor=0.0),
@@ -169,6 +165,16 @@ def _clip(lines: _Lines, sampled: Sequence[SampledStep]) -> Chart:
         series.append(Series("high side", steps, rounded_all([step.clip_high for step in split])))
     meaning = f"{METRICS['clipped_share']} The sides are those of the last update of some recorded steps."
     return Chart("clip", "Clipped tokens", [Panel(series, floor=0.0)], meaning if split else METRICS["clipped_share"])
+
+
+def _gradient(lines: _Lines) -> Chart:
+    names = {"gradient_norm": "mean", "gradient_norm_max": "largest"}
+    chart = lines.chart("gradient", "Gradient norm", list(names), names)
+    if not lines.curves.has("tensors_changed_share"):
+        return chart
+    changed = lines.line("tensors_changed_share", "tensors changed")
+    meaning = f"{chart.meaning} Below: {METRICS['tensors_changed_share']}"
+    return replace(chart, panels=[*chart.panels, Panel([changed], 0.0, 1.0)], meaning=meaning)
 
 
 def _lengths(lines: _Lines) -> Chart:

@@ -106,8 +106,8 @@ def document(title: str, body: Markup, data: dict[str, Any], *, live: bool = Fal
         element("style", Markup(style)),
     )
     payload = element("script", Markup(script_json(data)), type="application/json", id="data")
-    words = f"Written by Assay {__version__}. This page loads nothing and sends nothing."
-    foot = element("footer", element("p", words))
+    words = "This page loads nothing and sends nothing. It may hold prompts and completions."
+    foot = element("footer", element("p", f"Written by Assay {__version__}. {words}"))
     script_part = element("script", Markup(script))
     whole = element("html", element("head", head), element("body", body, foot, payload, script_part), lang="en")
     return f"<!doctype html>\n{whole}\n"

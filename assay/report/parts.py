@@ -21,6 +21,7 @@ from assay.report.series import rounded_all
 MOST_POINTS = 600  # of a scatter
 BINS = 16
 MOST_EVENTS = 60
+ROUNDING = 1e-3  # a bar of less than this distance of two log-probs would make rounding look large
 _MARKS = {
     "checkpoint": "checkpoint",
     "resume": "resumed",
@@ -232,7 +233,7 @@ def ratio_section(batches: Sequence[Batch]) -> Markup:
             rows.append((words, why, float(np.abs(gap_N).mean()), float(np.abs(gap_N).max()), len(gap_N)))
     if not rows:
         return section("ratio", "Why log-probs differ", empty("No update was examined, so nothing was computed twice."))
-    widest = max(largest for *_, largest, _ in rows) or 1.0
+    widest = max(ROUNDING, *(largest for *_, largest, _ in rows))
     lines = [
         (
             words,

@@ -1,6 +1,8 @@
 """`assay.Run` in a notebook."""
 
+import re
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 from report.pages import small_run
@@ -8,6 +10,8 @@ from report.pages import small_run
 import assay
 from assay.record import RunError
 from assay.report.notebook import NotebookError
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +49,13 @@ def test_a_chart_is_an_svg_and_an_unknown_one_names_the_others(run):
 def test_what_is_not_a_run_is_reported_at_once(tmp_path):
     with pytest.raises(RunError, match="is empty"):
         assay.Run(tmp_path)
+
+
+def test_the_page_of_the_docs_is_right(tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    small_run(tmp_path / "runs" / "sort")
+    monkeypatch.chdir(tmp_path)
+    (source,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/report.md").read_text(), re.DOTALL | re.MULTILINE)
+    names = {}
+    exec(source, names)
+    assert names["run"].charts[0] == "reward"
