@@ -50,7 +50,7 @@ EXAMPLES = {
         "assay doctor runs/sort --select ADV,RAT --explain-all-passes",
         "assay doctor runs/sort --recompute",
         "assay doctor batch.safetensors --format sarif --out doctor.sarif",
-        "assay doctor examples/broken_grpo.py --format html --out doctor.html",
+        "assay doctor runs/sort --format html --out doctor.html",
     ),
     "explain": (
         "assay explain",

@@ -86,7 +86,7 @@ def compare(
         Path, typer.Option(metavar="FILE", help="The page with curves over each other.", rich_help_panel=OUTPUT)
     ] = Path("compare.html"),
 ) -> None:
-    """Compares runs: scores, settings, curves, and the first number that differs."""
+    """Compares runs: scores, settings, curves, first difference."""
     from assay.report import write
 
     if len(runs) < 2:
