@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from assay.machine.terminal import escape, number
 from assay.machine.user_error import UserError
 from assay.record import RunError, read_rollouts, recorded_steps
 from assay.report import chart as drawing
-from assay.report.chart import Chart, Panel, Series
+from assay.report.chart import Chart, Panel, Series, finite
 from assay.report.curves import thinned
 from assay.report.markup import Markup, element, join
 from assay.report.opened import Opened
@@ -132,7 +133,7 @@ def settings_table(runs: Sequence[Opened]) -> list[tuple[str, list[Any]]]:
 
 
 def scores_table(runs: Sequence[Opened]) -> list[list[str]]:
-    """Name, seed, steps, the last score of each kind with its standard error."""
+    """Name, seed, steps, the last score of each kind with its standard error; then the means over seeds."""
     rows = []
     for name, run in zip(names_of(runs), runs, strict=True):
         last: Mapping[str, Any] = run.curves.evaluations[-1] if run.curves.evaluations else {}
@@ -140,7 +141,26 @@ def scores_table(runs: Sequence[Opened]) -> list[list[str]]:
         scores = [with_error(last.get(key), last.get(f"{key}_std_error")) for key in SCORES]
         asked = "-" if not last else f"{last.get('prompts')} after step {last.get('step')}"
         rows.append([name, seed, str(run.steps_done), *scores, asked])
-    return rows
+    return [*rows, *(_over_seeds(same) for same in _same_but_for_the_seed(runs) if len(same) > 1)]
+
+
+def _same_but_for_the_seed(runs: Sequence[Opened]) -> list[list[Opened]]:
+    groups: dict[str, list[Opened]] = {}
+    for run in runs:
+        if run.config is not None and run.curves.evaluations:
+            alike = replace(run.config, run=replace(run.config.run, name="any", seed=0))
+            groups.setdefault(repr(alike), []).append(run)
+    return list(groups.values())
+
+
+def _over_seeds(runs: Sequence[Opened]) -> list[str]:
+    """The mean of the last scores, with the standard error that their spread over the seeds gives."""
+    scores = []
+    for key in SCORES:
+        values = finite([run.curves.evaluations[-1].get(key) for run in runs])
+        error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        scores.append(with_error(fmean(values) if values else None, error))
+    return [f"mean of {len(runs)} seeds", "", "", *scores, ""]
 
 
 def with_error(value: Any, error: Any) -> str:

@@ -15,6 +15,7 @@ from assay.doctor.evidence.open import ATTACHED, open_evidence
 from assay.doctor.prove_edits import with_edits
 from assay.doctor.report import Report
 from assay.machine.durable import read_file
+from assay.record import RunError, read_findings
 from assay.record.trust import load_config
 
 MARK = "run.json"
@@ -29,6 +30,7 @@ class Opened:
     report: Report
     config: Config | None
     environment: Mapping[str, Any] | None
+    reported: Sequence[Mapping[str, Any]] = ()  # findings.jsonl: what the doctor found while the run was made
 
     @property
     def name(self) -> str:
@@ -83,20 +85,30 @@ def open_path(path: Path) -> Opened:
     """Raises the errors of the doctor where there is nothing that can be read."""
     evidence = open_evidence(path)
     diagnosis = with_edits(diagnose(evidence), evidence.programs)
-    return Opened(path, evidence, Report.of(str(path), evidence, diagnosis), _config(path), _environment(path))
+    return _opened(path, evidence, Report.of(str(path), evidence, diagnosis))
 
 
 def with_report(path: Path, report: Report) -> Opened:
     """What the doctor has looked at already."""
-    return Opened(path, open_evidence(path), report, _config(path), _environment(path))
+    return _opened(path, open_evidence(path), report)
 
 
 def open_record(path: Path) -> Opened:
     """The same without the doctor's checks, which take most of the time."""
     evidence = open_evidence(path)
-    return Opened(
-        path, evidence, Report.of(str(path), evidence, diagnose(evidence, ())), _config(path), _environment(path)
-    )
+    return _opened(path, evidence, Report.of(str(path), evidence, diagnose(evidence, ())))
+
+
+def _opened(path: Path, evidence: Evidence, report: Report) -> Opened:
+    return Opened(path, evidence, report, _config(path), _environment(path), _reported(path))
+
+
+def _reported(path: Path) -> Sequence[Mapping[str, Any]]:
+    """None of a damaged file: the doctor's notes name it."""
+    try:
+        return read_findings(path).rows if (path / MARK).is_file() else ()
+    except RunError:
+        return ()
 
 
 def _config(path: Path) -> Config | None:

@@ -58,7 +58,7 @@ def page_of(run: Opened, *, against: Opened | None = None, tokenizer: Path | Non
     pieces = pieces_of(run.path, run.config, tokenizer)
     stored = stored_completions(run.evidence.batches, run.report.diagnosis, pieces)
     parts = [
-        verdict_section(run.report, has_curves=bool(run.rows)),
+        verdict_section(run),
         curves_section(charts, ends, marks, Stretches.of(run.curves.steps).longest),
         time_section(run.curves),
         signal_section(run.curves),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from assay.doctor.diagnosis import Word
 from assay.doctor.report import Report
 from assay.doctor.report.frame import diff, frame
-from assay.machine.terminal import plural
+from assay.machine.terminal import plural, quote
+from assay.record.batch import Batch
 from assay.report.markup import Markup, element, join
+from assay.report.opened import Opened
 from assay.verdict import Fact, State
 
 MOST_EXAMPLES = 3
+Sources = Mapping[str, Batch]  # by what a word names
 _CAPITALS = {"kl": "KL", "eos": "EOS", "bos": "BOS", "ppo": "PPO", "lora": "LoRA"}
 # code or family of an illness -> the chart in which one sees it, by its key and its title
 SEEN_IN = {
@@ -25,25 +28,27 @@ SEEN_IN = {
 }  # fmt: skip
 
 
-def verdict_section(report: Report, *, has_curves: bool = False) -> Markup:
+def verdict_section(run: Opened) -> Markup:
     """Below a page's own headline."""
-    inner = join(element("h2", "Verdict", id="verdict-title"), _body(report, has_curves))
+    sources = {batch.source: batch for batch in run.evidence.batches}
+    body = _body(run.report, sources, has_curves=bool(run.rows))
+    inner = join(element("h2", "Verdict", id="verdict-title"), body, _reported(run))
     return element("section", inner, id="verdict", class_="block", aria_labelledby="verdict-title")
 
 
 def verdict(report: Report) -> Markup:
     """With a headline of its own."""
-    return join(_headline(*headline(report)), _body(report, has_curves=False))
+    return join(_headline(*headline(report)), _body(report, {}, has_curves=False))
 
 
-def _body(report: Report, has_curves: bool) -> Markup:
+def _body(report: Report, sources: Sources, *, has_curves: bool) -> Markup:
     if report.failure:
         return element("p", report.failure)
     found = report.roots
     return join(
         element("p", f"Looked at: {report.looked_at}. {report.counts}.", class_="quiet"),
         _notes(report),
-        [_finding(report, word, has_curves) for word in found],
+        [_finding(report, word, sources.get(word.source), has_curves) for word in found],
         _worth_knowing(report),
         _healthy(report),
         _not_judged(report),
@@ -88,7 +93,7 @@ def _notes(report: Report) -> Markup | None:
     return element("ul", [element("li", note) for note in notes], class_="notes", aria_label="About the record")
 
 
-def _finding(report: Report, word: Word, has_curves: bool) -> Markup:
+def _finding(report: Report, word: Word, batch: Batch | None, has_curves: bool) -> Markup:
     verdict = word.verdict
     chips = [
         element("span", word.code, class_="code"),
@@ -100,7 +105,9 @@ def _finding(report: Report, word: Word, has_curves: bool) -> Markup:
         "article",
         element("h3", _words(word.illness.name), " ", chips),
         element("p", verdict.message, class_="message"),
-        element("ul", [_fact(fact, word.source) for fact in verdict.facts], class_="facts") if verdict.facts else None,
+        element("ul", [_fact(fact, word.source, batch) for fact in verdict.facts], class_="facts")
+        if verdict.facts
+        else None,
         [element("p", example, class_="example") for example in verdict.examples[:MOST_EXAMPLES]],
         _place_frame(report, word) if verdict.places else None,
         _curve(word) if has_curves else None,
@@ -120,13 +127,39 @@ def _curve(word: Word) -> Markup | None:
     return element("p", "Its curve: ", element("a", title, href=f"#chart-{key}"), class_="small")
 
 
-def _fact(fact: Fact, source: str) -> Markup:
-    """With a button that leads to the tokens it speaks of, if it names them."""
+def _fact(fact: Fact, source: str, batch: Batch | None) -> Markup:
+    """With the prompt that it is about, and a button that leads to the tokens it names."""
     if fact.step is None and fact.row is None:
         return element("li", str(fact))
     where = {"data_step": fact.step, "data_row": fact.row, "data_token": fact.token, "data_source": source or None}
     words = "show this completion" if fact.token is None else "show this token"
-    return element("li", str(fact), " ", element("button", words, type="button", class_="jump", hidden=True, **where))
+    button = element("button", words, type="button", class_="jump", hidden=True, **where)
+    return element("li", str(fact), _prompt(fact, batch), " ", button)
+
+
+def _prompt(fact: Fact, batch: Batch | None) -> str:
+    texts = () if batch is None else batch.texts.get("prompt", ())
+    return f", prompt {quote(texts[fact.row])}" if fact.row is not None and 0 <= fact.row < len(texts) else ""
+
+
+def _reported(run: Opened) -> Markup | None:
+    """What the doctor found while the run was made, and the record no longer shows: it keeps few updates."""
+    known = {word.code for word in run.report.diagnosis.findings}
+    rows = [row for row in run.reported if row.get("code") not in known]
+    if not rows:
+        return None
+    listed = [
+        element(
+            "li",
+            element("span", row.get("code"), class_="code"),
+            f" {_words(str(row.get('name')))} ({row.get('severity')}, {row.get('confidence')})",
+            f" at step {row.get('step')}: ",
+            row.get("message"),
+            element("p", element("b", "Fix. "), row.get("fix")),
+        )
+        for row in rows
+    ]
+    return join(element("h3", "Reported while the run was made"), element("ul", listed))
 
 
 def _place_frame(report: Report, word: Word) -> Markup:

@@ -14,6 +14,7 @@ from assay.report.compare import (
     compare_page,
     equality_lines,
     first_difference,
+    scores_table,
     settings_table,
     text_of,
 )
@@ -103,3 +104,13 @@ def test_the_page_draws_all_runs_over_each_other(tmp_path):
 def test_what_has_no_curves_cannot_be_compared(tmp_path):
     with pytest.raises(CompareError, match="holds no curves"):
         check_comparable([run_of(tmp_path / "a")])
+
+
+def test_runs_that_differ_by_their_seed_get_a_mean_over_seeds(tmp_path):
+    for name, seed, score in (("a", 1, 0.5), ("b", 2, 0.75), ("c", 3, 0.25)):
+        run_of(tmp_path / name, fake_record(1), run__seed=seed)
+        RunDirectory.open(tmp_path / name).append_evaluation({"step": 1, "prompts": 8, "reward_sampled": score})
+    runs = [open_path(tmp_path / name) for name in "abc"]
+    assert scores_table(runs)[3] == ["mean of 3 seeds", "", "", "-", "0.500 +- 0.144", "-", ""]
+    other = run_of(tmp_path / "d", fake_record(1), rollout__temperature=0.7)
+    assert len(scores_table([runs[0], other])) == 2, "not the same but for the seed"

@@ -11,6 +11,7 @@ from fixtures.fake_records import fake_record, new_run
 from report.pages import halves, parsed, policy_of, sentence_in, small_run
 
 from assay.doctor.evidence import Curves
+from assay.record import RunDirectory
 from assay.record.batch import Batch
 from assay.record.batch_file import write_batch
 from assay.report.opened import open_path
@@ -90,6 +91,28 @@ def test_each_legend_entry_has_a_series_in_the_data(page):
 def test_the_verdict_counts_what_was_not_judged(page):
     assert sentence_in(page, "Not judged")
     assert re.search(r"\d+ checks: \d+ findings?, \d+ healthy", parsed(page).text)
+
+
+def test_a_finding_of_the_run_that_the_record_no_longer_shows_is_named(tmp_path):
+    run = small_run(tmp_path / "run")
+    assert not sentence_in(page_of(open_path(run)), "Reported while the run was made")
+    found = {"step": 2, "code": "LOSS01", "name": "loss_sign", "severity": "fatal", "confidence": "proven"}
+    RunDirectory.open(run).append_finding({**found, "message": "its <b>sign</b> is flipped", "fix": "one minus"})
+    page = page_of(open_path(run))
+    assert sentence_in(page, "Loss sign (fatal, proven) at step 2: its <b>sign</b> is flipped")
+    assert "<b>sign" not in page
+
+
+def test_a_finding_names_the_prompt_it_is_about(tmp_path):
+    batch = Batch.of(
+        {
+            "tokens": [[7, 8], [7, 8]], "mask": [[1, 1], [1, 1]], "old_logprobs": [[-1.0, -0.5]] * 2,
+            "new_logprobs": [[-1.0, -0.5], [-1.0, -1.5]], "step": 1, "update": 0, "advantages": [1.0, -1.0],
+        },
+        texts={"prompt": ["first>", "second>"], "completion": ["ab", "ab"]},
+    )  # fmt: skip
+    write_batch(tmp_path / "batch.safetensors", batch)
+    assert sentence_in(page_of(open_path(tmp_path / "batch.safetensors")), "row 1, token 1, prompt 'second>'")
 
 
 def test_the_command_to_make_the_run_again_is_there(page):
