@@ -49,14 +49,19 @@ class Pieces:
     def _decoded(self, ids: Sequence[int]) -> list[str]:
         from tokenizers.decoders import DecodeStream
 
+        from assay.foreign.faults import translate_faults
+
         stream = DecodeStream([], skip_special_tokens=False)
         pieces: list[str] = []
         for token in ids:
-            if self._tokenizer.id_to_token(token) is None:
-                pieces.append(f"[{token}]")  # an id that this tokenizer does not have
+            try:
+                if self._tokenizer.id_to_token(token) is None:
+                    raise TokenizerError("an id that this tokenizer does not have")
+                with translate_faults(str, TokenizerError):  # bytes after which a stream does not go on
+                    pieces.append(readable(stream.step(self._tokenizer, token) or ""))
+            except TokenizerError:
+                pieces.append(f"[{token}]")
                 stream = DecodeStream([], skip_special_tokens=False)
-            else:
-                pieces.append(readable(stream.step(self._tokenizer, token) or ""))
         return pieces
 
 
