@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -55,12 +57,28 @@ def report(
         return
     began = time.monotonic()
     if svg is not None:
-        for file in write.write_charts(run, svg):
+        with _looking_at(run):
+            files = write.write_charts(run, svg)
+        for file in files:
             typer.echo(str(file))
         return
-    file, size = write.write_report(run, out, against=against, tokenizer=tokenizer)
+    with _looking_at(run):
+        file, size = write.write_report(run, out, against=against, tokenizer=tokenizer)
     typer.echo(str(file))
     say(f"{size / 1e6:.2f} MB in {time.monotonic() - began:.1f} s; open it in a browser, or mail it")
+
+
+@contextmanager
+def _looking_at(*paths: Path) -> Iterator[None]:
+    """Says what is being read: a long run takes seconds."""
+    from assay.machine.terminal import ProgressLine
+
+    progress = ProgressLine()
+    progress.show(f"looking at {', '.join(map(str, paths))} ...", at_once=True)
+    try:
+        yield
+    finally:
+        progress.clear()
 
 
 def _serve(run: Path, port: int, tokenizer: Path | None) -> None:
@@ -69,7 +87,8 @@ def _serve(run: Path, port: int, tokenizer: Path | None) -> None:
     from assay.report.live import LivePage, make_live_page, server_of
 
     page = LivePage(run, partial(make_live_page, tokenizer=tokenizer))
-    page.refresh()  # an input that cannot be read fails before anything is served
+    with _looking_at(run):
+        page.refresh()  # an input that cannot be read fails before anything is served
     with server_of(page, port) as server:
         typer.echo(f"http://127.0.0.1:{server.server_port}/")
         say("serving to this machine alone; Ctrl-C ends it")
@@ -91,7 +110,7 @@ def compare(
 
     if len(runs) < 2:
         fail("compare needs two runs or more", 2)
-    opened = write.open_runs(runs)
-    text, size = write.write_comparison(opened, out)
+    with _looking_at(*runs):
+        text, size = write.write_comparison(write.open_runs(runs), out)
     typer.echo(text)
     say(f"{out}: {size / 1e6:.2f} MB, with curves over each other")
