@@ -4,7 +4,7 @@ Importing this package does not import torch: what needs it is imported when it 
 
 >>> import assay
 >>> [name for name in dir(assay) if not name.startswith("__")]
-['GRPOTrainer', 'observe']
+['GRPOTrainer', 'Run', 'observe']
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from assay.observation import observe
+    from assay.report.notebook import Run
     from assay.train.trainer import GRPOTrainer
 
-__all__ = ["GRPOTrainer", "__version__", "observe"]
+__all__ = ["GRPOTrainer", "Run", "__version__", "observe"]
 
 try:
     __version__ = version("assay")
@@ -33,6 +34,10 @@ def __getattr__(name: str) -> Any:
         from assay.observation import observe
 
         return observe
+    if name == "Run":
+        from assay.report.notebook import Run
+
+        return Run
     raise AttributeError(f"module 'assay' has no attribute {name!r}")
 
 

@@ -47,10 +47,6 @@ def learning(config: Config, seeds: int, steps: int, json_path: Path | None, plo
     if missing := missing_peer():
         raise ConfigError(f"benchmarks.learning needs the peer: {missing}")
     check_directories(json_path, plot_path)
-    if plot_path is not None:
-        from benchmarks.curves_plot import require_matplotlib
-
-        require_matplotlib()
     refuse_unlike(config)  # also before torch is imported, which takes long
     config = prepared(config, steps)
     curves = read_curves(json_path, config)

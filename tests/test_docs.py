@@ -29,7 +29,3 @@ def test_messages_name_pages_that_exist():
 def test_the_example_of_the_doctor_counts_all_checks():
     (count,) = re.findall(r"^(\d+) checks: ", (ROOT / "docs/doctor.md").read_text(), flags=re.MULTILINE)
     assert int(count) == len(illnesses_looking_at(*KINDS))
-
-
-def test_no_page_promises_a_report_page():
-    assert [page.name for page in PAGES if "report page" in page.read_text()] == []

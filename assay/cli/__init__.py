@@ -6,4 +6,7 @@ from assay.cli.training import train
 # isort: split
 from assay.cli.diagnosis import FailOn, Format  # its verbs stand after those that train
 
+# isort: split
+from assay.cli import reporting as reporting
+
 __all__ = ["FailOn", "Format", "app", "train"]

@@ -34,6 +34,18 @@ class Format(StrEnum):
     MD = "md"
 
 
+class DoctorFormat(StrEnum):
+    """Those of Format, and a page."""
+
+    FULL = "full"
+    CONCISE = "concise"
+    JSON = "json"
+    SARIF = "sarif"
+    GITHUB = "github"
+    MD = "md"
+    HTML = "html"
+
+
 class FailOn(StrEnum):
     ERROR = "error"
     WARNING = "warning"
@@ -46,7 +58,7 @@ def doctor(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH", help="Run directories, scripts, notebooks, logs, batches.")
     ],
-    how: Annotated[Format, FORMAT] = Format.FULL,
+    how: Annotated[DoctorFormat, FORMAT] = DoctorFormat.FULL,
     chosen: Annotated[list[str] | None, SELECT] = None,
     ignored: Annotated[list[str] | None, IGNORE] = None,
     fail_on: Annotated[
@@ -94,7 +106,7 @@ def doctor(
 
     codes = {"chosen": chosen or [], "ignored": ignored or []}
     if fix or diff:
-        if out is not None or recompute or how is not Format.FULL:
+        if out is not None or recompute or how is not DoctorFormat.FULL:
             fail("--fix and --diff print a diff of scripts; leave out --format, --out and --recompute", 2)
         raise typer.Exit(command.run_fix(paths, writes=fix and not diff, fail_on=fail_on, **codes))
     again = None
@@ -102,8 +114,22 @@ def doctor(
         from assay.train.recompute import recompute_run
 
         again = partial(recompute_run, trust=trust)
+    page = None
+    if how is DoctorFormat.HTML:
+        from assay.report.doctor_page import page_of_reports
+
+        page = page_of_reports
     code = command.run(
-        paths, how=how, fail_on=fail_on, all_passes=all_passes, why=why, out=out, recompute=again, **codes
+        paths,
+        how=how,
+        fail_on=fail_on,
+        all_passes=all_passes,
+        why=why,
+        out=out,
+        recompute=again,
+        page=page,
+        chosen=chosen or [],
+        ignored=ignored or [],
     )
     raise typer.Exit(code)
 

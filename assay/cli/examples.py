@@ -50,12 +50,24 @@ EXAMPLES = {
         "assay doctor runs/sort --select ADV,RAT --explain-all-passes",
         "assay doctor runs/sort --recompute",
         "assay doctor batch.safetensors --format sarif --out doctor.sarif",
+        "assay doctor runs/sort --format html --out doctor.html",
     ),
     "explain": (
         "assay explain",
         "assay explain RAT01",
         "assay explain ratio-not-one --json",
         'assay explain "loss is zero"',
+    ),
+    "report": (
+        "assay report runs/sort",
+        "assay report runs/sort --out sort.html --against runs/sort-2",
+        "assay report runs/sort --live",
+        "assay report runs/sort --svg figures",
+        "assay report trainer_state.json",
+    ),
+    "compare": (
+        "assay compare runs/sort runs/sort-2",
+        "assay compare runs/seed-1 runs/seed-2 runs/seed-3 --out seeds.html",
     ),
     "watch": (
         "assay watch examples/broken_grpo.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -39,11 +39,16 @@ def run(
     out: Path | None = None,
     recompute: Recompute | None = None,
     why: bool = False,
+    page: Callable[[Sequence[Report]], str] | None = None,
 ) -> int:
-    """Reads every path before it prints. A lone path that cannot be read is raised, with nothing on stdout."""
+    """Reads every path before it prints. A lone path that cannot be read is raised, with nothing on stdout. `page`
+    writes the reports in a form of its own."""
     reports = read_reports(paths, select(catalogue(), chosen, ignored), recompute)
     colour = out is None and in_colour()
-    text = write(reports, how, width=width_of_terminal(), colour=colour, all_passes=all_passes, why=why)
+    if page is not None:
+        text = page(reports)
+    else:
+        text = write(reports, how, width=width_of_terminal(), colour=colour, all_passes=all_passes, why=why)
     if out is None:
         print_report(text)
     else:
@@ -53,7 +58,8 @@ def run(
             raise OutError(f"{out} could not be written: {durable.reason(error)}") from error
         counts = reports[0].counts if len(reports) == 1 else sum_up(reports)
         print(f"{escape(str(out))}: {counts}", file=sys.stderr)
-    for report in reports if out is not None or how in ("json", "sarif") else ():  # nobody reads these as they are
+    is_for_programs = how in ("json", "sarif") or page is not None  # nobody reads these as they are
+    for report in reports if out is not None or is_for_programs else ():
         if report.failure:
             print(f"assay: {escape(report.failure)}", file=sys.stderr)
     return exit_code(reports, fail_on)

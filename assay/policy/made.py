@@ -15,7 +15,7 @@ CHECKSUMS = "checksums.json"
 
 def make_once(name: str, make: Callable[[Path], None]) -> Path:
     """The cached directory `name`; `make` fills it if it is missing or damaged."""
-    target = _cache_root() / name
+    target = cache_root() / name
     if _is_whole(target):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -51,6 +51,7 @@ def _is_whole(directory: Path) -> bool:
         return False
 
 
-def _cache_root() -> Path:
+def cache_root() -> Path:
+    """Where they are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "assay"

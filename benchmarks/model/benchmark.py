@@ -9,6 +9,7 @@ that was measured by then, and the same command goes on from it.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
 from collections.abc import Sequence
@@ -41,10 +42,8 @@ def run_benchmark(options: Options) -> int:
     """Measures, prints, writes. Returns the exit code: 0; 1 if a worker failed or the work was not the same; 2 if the
     JSON file could not be written; 130 or 143 if a signal stopped it."""
     check(options)
-    if options.plot_path is not None:
-        from benchmarks.curves_plot import require_matplotlib
-
-        require_matplotlib()
+    if options.plot_path is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib: pip install 'assay[plot]'")
     errors, console = chatter(), Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)  # four contenders side by side, in a file or a pipe

@@ -25,7 +25,6 @@ from benchmarks.learning_peer import TaskReward, our_optimizer, peer_curve, refu
 from benchmarks.trl_settings import refuse_unlike, settings
 
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL")
-needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
 
 TINY = """
 [model]
@@ -116,7 +115,6 @@ def test_runs_that_did_not_begin_alike_are_told(other, word):
     assert "seed 4" in sentence
 
 
-@needs_matplotlib
 def test_the_plot_is_xml_that_names_both_and_is_the_same_bytes_again(tmp_path):
     ours, peer = [curve(0.3, 0.6), curve(0.3, 0.7)], [curve(0.3, 0.5), curve(0.3, 0.9)]
     for name, curves in (("one", peer), ("two", peer), ("other", ours)):
@@ -312,7 +310,6 @@ def test_curves_that_did_not_begin_alike_fail_the_comparison(worker, tmp_path, c
 
 
 @needs_trl
-@needs_matplotlib
 @pytest.mark.thorough
 def test_two_seeds_of_two_steps_from_config_to_plot(warm_peer, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "executable", str(warm_peer))

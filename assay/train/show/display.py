@@ -247,6 +247,7 @@ class Display:
         commands = {
             "run": str(run),
             "read": f"assay show {shlex.quote(str(run))}",
+            "page": f"assay report {shlex.quote(str(run))}",
             "go on": f"assay train --resume {shlex.quote(str(run))}{go_on}"
             + (f" --set run.steps={2 * self._steps}" if done >= self._steps else ""),
         }

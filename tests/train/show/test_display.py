@@ -283,7 +283,7 @@ def test_hostile_text_is_clean_wherever_it_comes_in() -> None:
     assert "".join(frame(display)).count("a[2Jb31mcdefg  h i") == 2
     display.finish_step(METRICS, TIMINGS)
     display.summary(Path("runs") / HOSTILE, [{**METRICS, "step": 1}], [], 1.0)
-    assert written(console).count("a[2Jb31mcdefg  h i") == 5
+    assert written(console).count("a[2Jb31mcdefg  h i") == 6
     assert not set(written(console)) & set("\x1b\x9b\x07\x00\u202e\ud800\u200b\r\t")
 
 
@@ -483,9 +483,10 @@ def test_the_summary_covers_the_whole_run() -> None:
         "skipped       3 of the updates: not finite, never applied",
     ]
     assert lines[6:13] == plot([row["reward_mean"] for row in table], 78, 6, first=1)
-    assert lines[-3:] == [
+    assert lines[-4:] == [
         "run           runs/my sort",
         "read          assay show 'runs/my sort'",
+        "page          assay report 'runs/my sort'",
         "go on         assay train --resume 'runs/my sort' --set run.steps=40",
     ]
 
