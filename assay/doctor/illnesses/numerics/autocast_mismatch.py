@@ -50,7 +50,9 @@ from assay.record.batch import Array
 from assay.verdict import Edit, Fact, Place, Severity, Verdict, finding, healthy, not_enough_data
 
 TOKENS = 20  # this many numbers that all fit 16 bits by chance have a probability below 1e-60
-CERTAIN = 1e-3  # of a |log-prob|: smaller ones show nothing
+# of a |log-prob|: float32 gives logit - logsumexp in steps of 2^-18 where logits are near 60, so that smaller ones
+# have no more bits than the 11 of a float16
+SMALLEST = 2.0**-6
 ROUNDED = 0.99  # of a side's numbers fit 16 bits: a few may have been replaced or clamped
 EXACT = 0.5  # at most this share fits on the other side: float32 numbers do once in thousands
 SIDES = ("old_logprobs", "new_logprobs", "ref_logprobs", "sampler_logprobs")
@@ -142,11 +144,11 @@ def check_run(run: WatchedRun) -> Iterator[Verdict]:
 
 
 def _numbers(values_BT: Array | None, mask_BT: Array) -> Array:
-    """Of the loss tokens; near 0 a float32 log-softmax keeps few bits, and 0 fits any precision."""
+    """Of the loss tokens; 0 fits any precision, and what is near 0 may."""
     if values_BT is None:
         return np.zeros(0)
     values_N: Array = values_BT[mask_BT]
-    return np.asarray(values_N[np.isfinite(values_N) & (np.abs(values_N) > CERTAIN)])
+    return np.asarray(values_N[np.isfinite(values_N) & (np.abs(values_N) > SMALLEST)])
 
 
 def _share_of_16_bits(values_N: Array) -> tuple[str, float]:
